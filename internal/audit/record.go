@@ -1,0 +1,109 @@
+// Package audit records what happened to sandboxes, outside of them.
+package audit
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Version is the version of the envelope. Fields are added, never changed.
+const Version = 1
+
+// Type names what a record tells. The list is closed.
+type Type string
+
+// The record types.
+const (
+	APICall       Type = "api.call"       // data: route, method, status
+	SandboxCreate Type = "sandbox.create" // data: template, level, limits
+	SandboxStart  Type = "sandbox.start"  // the guest agent answered; data: ms
+	SandboxPause  Type = "sandbox.pause"
+	SandboxResume Type = "sandbox.resume"
+	SandboxUpdate Type = "sandbox.update" // data: deadline
+	SandboxExit   Type = "sandbox.exit"   // data: Exit
+	AgentLost     Type = "agent.lost"     // the guest agent ended and was started again
+	LimitHit      Type = "limit.hit"      // data: limit
+	PolicySet     Type = "policy.set"     // data: the policy
+	KeyCreate     Type = "key.create"
+	KeyRevoke     Type = "key.revoke"
+	TemplateBuild Type = "template.build"
+	ServerStart   Type = "server.start"
+	ServerStop    Type = "server.stop"
+	Gap           Type = "audit.gap" // records were lost; data: source, count
+)
+
+// Trust says who observed what a record tells.
+type Trust string
+
+// The sources of records.
+const (
+	TrustHost  Trust = "host"  // a process of ours outside the sandbox
+	TrustGuest Trust = "guest" // code inside the sandbox: may be forged by root in it
+	TrustUser  Trust = "user"  // in process, as the same user as the workload
+)
+
+// Outcome says how the action ended.
+type Outcome string
+
+// The outcomes.
+const (
+	OK     Outcome = "ok"
+	Failed Outcome = "failed"
+	Denied Outcome = "denied"
+)
+
+// Actor is who caused a record.
+type Actor struct {
+	Type string `json:"type"`         // "key", "system" or "user"
+	ID   string `json:"id,omitempty"` // id of the API key, or the user name
+}
+
+// Record is the envelope of one line of the log. Emit fills V, Seq, Time, Host
+// and Prev; the caller fills the rest.
+type Record struct {
+	V        int            `json:"v"`
+	Seq      uint64         `json:"seq"`  // of the log, without gaps
+	Time     time.Time      `json:"time"` // UTC, nanoseconds
+	Host     string         `json:"host"`
+	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`
+	Actor    Actor          `json:"actor"`
+	Type     Type           `json:"type"`
+	Src      string         `json:"src"` // the component that saw it, such as "control"
+	Trust    Trust          `json:"trust"`
+	Outcome  Outcome        `json:"outcome"`
+	Reason   string         `json:"reason,omitempty"`
+	PolicyID string         `json:"policyRev,omitempty"`
+	Data     any            `json:"data,omitempty"`
+	Blobs    []Blob         `json:"blobs,omitempty"` // what is too large for the line
+	TraceID  string         `json:"traceID,omitempty"`
+	// Prev is the base64 SHA-256 of 0x01 and the bytes of the previous line, the
+	// newline left out; of nothing for the first line.
+	Prev string `json:"prev"`
+}
+
+// Blob refers to content kept beside the log under its hash.
+type Blob struct {
+	SHA256 string `json:"sha256"`
+	Size   int64  `json:"size"`
+	Kind   string `json:"kind"`
+}
+
+// MaxLine bounds one line of the log in bytes. Larger data is cut to a note of
+// its size.
+const MaxLine = 32 << 10
+
+// Emitter takes records. Emit returns an error when the record could not be kept;
+// the caller of a control action must then refuse the action.
+type Emitter interface {
+	Emit(Record) error
+}
+
+// Discard takes records and keeps none: for tests and for code that runs before a
+// log is open.
+var Discard Emitter = discard{}
+
+type discard struct{}
+
+func (discard) Emit(r Record) error { _, err := json.Marshal(r); return err }
