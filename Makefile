@@ -1,0 +1,65 @@
+# Berm's build. `make help` lists the targets.
+#
+# Everything is pure Go: no C compiler is needed to build. The race detector of
+# the tests needs one.
+
+GO       ?= go
+GOARCH   ?= $(shell $(GO) env GOARCH)
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
+LDFLAGS  := -s -w -X main.version=$(VERSION)
+BUILD    := CGO_ENABLED=0 GOARCH=$(GOARCH) $(GO) build -trimpath
+AGENTS   := internal/embedded/bin/$(GOARCH)
+SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
+PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
+            bubblewrap python3-venv debian-archive-keyring zstd
+
+.PHONY: help build agents setup demo test test-all test-qemu bench fuzz lint proto clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
+
+build: agents ## build bin/berm, with the three helper binaries inside
+	$(BUILD) -ldflags '$(LDFLAGS)' -o bin/berm ./cmd/berm
+
+agents: ## build berm-monitor, berm-init and berm-guest, to be embedded
+	@mkdir -p $(AGENTS)
+	$(BUILD) -ldflags '-s -w' -o $(AGENTS)/ ./cmd/berm-monitor ./cmd/berm-init ./cmd/berm-guest
+
+setup: ## install the distribution's packages that build, template and tests need
+	$(SUDO) apt-get update -qq
+	DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
+
+demo: setup build ## build, make the default template, start a server, run the SDK example
+	examples/demo
+
+test: build ## the fast tests, with the race detector: a developer's loop
+	$(GO) vet ./...
+	CGO_ENABLED=1 $(GO) test -race ./...
+
+test-all: build ## everything: slow tests, official SDKs, probes, faults, load
+	$(GO) vet ./...
+	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/... ./internal/...
+	bin/berm template build base
+	BERM_TEST_ALL=1 CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
+	test/e2e/run
+
+test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
+	test/qemu/run
+
+bench: build ## measure, print ratios, write bench/*.json
+	@mkdir -p bench
+	$(GO) run ./test/bench -out bench
+
+fuzz: ## fuzz every parser for FUZZTIME (default 20s) each
+	test/fuzz $(or $(FUZZTIME),20s)
+
+lint: ## golangci-lint, at the pinned version
+	$(GO) run github.com/golangci/golangci-lint/v2/cmd/golangci-lint@v2.15.0 run
+
+proto: ## regenerate the protocol code (needs protoc and the two Go plugins)
+	protoc -I proto --go_out=. --go_opt=module=github.com/berm-sandbox/berm \
+		--connect-go_out=. --connect-go_opt=module=github.com/berm-sandbox/berm \
+		$(shell find proto -name '*.proto' 2>/dev/null)
+
+clean: ## remove what build made
+	rm -rf bin bench internal/embedded/bin/amd64 internal/embedded/bin/arm64
