@@ -1,0 +1,149 @@
+package audit
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// verify reads the whole log and fails the test when the chain or the numbers have
+// a hole.
+func verify(t *testing.T, path string) []Record {
+	t.Helper()
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var records []Record
+	prev := chain(nil)
+	lines := bufio.NewScanner(bytes.NewReader(content))
+	lines.Buffer(nil, 2*MaxLine)
+	for lines.Scan() {
+		var r Record
+		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
+			t.Fatalf("line %d: %v", len(records)+1, err)
+		}
+		if r.Seq != uint64(len(records)+1) || r.Prev != prev || r.V != Version || r.Time.IsZero() {
+			t.Fatalf("line %d does not continue the chain: %+v", len(records)+1, r)
+		}
+		prev = chain(lines.Bytes())
+		records = append(records, r)
+	}
+	return records
+}
+
+func open(t *testing.T, path string) *Log {
+	t.Helper()
+	l, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func TestLogChainsAcrossReopen(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "audit", "log.jsonl")
+	for range 3 {
+		l := open(t, path)
+		var wg sync.WaitGroup
+		for i := range 20 {
+			wg.Go(func() {
+				if err := l.Emit(Record{Type: APICall, Reason: fmt.Sprint(i)}); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		if err := l.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(verify(t, path)); n != 60 {
+		t.Errorf("%d records, want 60", n)
+	}
+}
+
+func TestLogRecoversFromTornLine(t *testing.T) {
+	for cut := 1; cut < 200; cut += 37 {
+		path := filepath.Join(t.TempDir(), "log.jsonl")
+		l := open(t, path)
+		for range 2 {
+			if err := l.Emit(Record{Type: APICall}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		l.Close()
+		info, _ := os.Stat(path)
+		if err := os.Truncate(path, info.Size()-int64(cut)); err != nil {
+			t.Fatal(err)
+		}
+		open(t, path).Close()
+		records := verify(t, path)
+		if len(records) != 2 || records[1].Type != Gap {
+			t.Errorf("cut by %d: %+v", cut, records)
+		}
+	}
+}
+
+func TestLogRefusesDamage(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	for _, content := range []string{"not a record\n", strings.Repeat("x", 3*MaxLine)} {
+		os.WriteFile(path, []byte(content), 0o600)
+		if l, err := Open(path); err == nil {
+			l.Close()
+			t.Errorf("a log that holds %.20q was opened", content)
+		}
+	}
+}
+
+func TestLogHasOneWriter(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	l := open(t, path)
+	defer l.Close()
+	if _, err := Open(path); berm.KindOf(err) != berm.Conflict {
+		t.Errorf("second writer: %v", err)
+	}
+}
+
+func TestLogCutsLongData(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	l := open(t, path)
+	if err := l.Emit(Record{Type: APICall, Reason: strings.Repeat("r", MaxLine), Data: strings.Repeat("d", MaxLine)}); err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	open(t, path).Close()
+	if n := len(verify(t, path)); n != 1 {
+		t.Errorf("%d records", n)
+	}
+}
+
+func TestLogStaysClosedAfterFailure(t *testing.T) {
+	l := open(t, filepath.Join(t.TempDir(), "log.jsonl"))
+	l.file.Close() // what a lost disk looks like
+	for range 2 {
+		if err := l.Emit(Record{Type: APICall}); berm.KindOf(err) != berm.Unavailable {
+			t.Errorf("Emit on a broken log: %v", err)
+		}
+	}
+	l.Close()
+}
+
+func BenchmarkEmit(b *testing.B) {
+	l, err := Open(filepath.Join(b.TempDir(), "log.jsonl"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer l.Close()
+	for b.Loop() {
+		l.Emit(Record{Type: SandboxCreate, Sandbox: "i0aaaaaaaaaaaaaaaaaaa", Actor: Actor{Type: "key", ID: "k"}})
+	}
+}
