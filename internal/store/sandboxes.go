@@ -1,0 +1,110 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Sandbox is a stored sandbox. Record belongs to the session layer.
+type Sandbox struct {
+	ID     berm.SandboxID
+	Killed time.Time // zero while it lives
+	Record []byte
+}
+
+// SaveSandbox stores a sandbox, over an older state of it.
+func (db *DB) SaveSandbox(ctx context.Context, s Sandbox) error {
+	return db.exec(ctx, `INSERT INTO sandboxes (id, killed, record) VALUES (?, ?, ?)
+		ON CONFLICT (id) DO UPDATE SET killed = excluded.killed, record = excluded.record`,
+		s.ID, nanos(s.Killed), string(s.Record))
+}
+
+// Sandboxes returns every stored sandbox, dead ones that are kept too.
+func (db *DB) Sandboxes(ctx context.Context) ([]Sandbox, error) {
+	rows, err := db.read.QueryContext(ctx, "SELECT id, killed, record FROM sandboxes")
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	defer rows.Close()
+	var all []Sandbox
+	for rows.Next() {
+		var s Sandbox
+		var killed int64
+		if err := rows.Scan(&s.ID, &killed, &s.Record); err != nil {
+			return nil, berm.Errorf(berm.Internal, "database: %w", err)
+		}
+		s.Killed = moment(killed)
+		all = append(all, s)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	return all, nil
+}
+
+// Prune forgets sandboxes that died before t, with their log lines.
+func (db *DB) Prune(ctx context.Context, t time.Time) error {
+	const dead = "killed > 0 AND killed < ?"
+	if err := db.exec(ctx, "DELETE FROM logs WHERE sandbox IN (SELECT id FROM sandboxes WHERE "+dead+")", t.UnixNano()); err != nil {
+		return err
+	}
+	return db.exec(ctx, "DELETE FROM sandboxes WHERE "+dead, t.UnixNano())
+}
+
+// LogLine is one line of a sandbox's log.
+type LogLine struct {
+	Time    time.Time
+	Level   string // debug, info, warn or error
+	Message string
+	Fields  string // JSON object
+}
+
+// AppendLog adds a line to a sandbox's log.
+func (db *DB) AppendLog(ctx context.Context, id berm.SandboxID, line LogLine) error {
+	return db.exec(ctx, "INSERT INTO logs (sandbox, time, level, message, fields) VALUES (?, ?, ?, ?, ?)",
+		id, line.Time.UnixNano(), line.Level, line.Message, line.Fields)
+}
+
+// Logs returns up to limit lines of a sandbox's log, in the order asked for, from
+// the moment given on (oldest first) or back from it (newest first).
+func (db *DB) Logs(ctx context.Context, id berm.SandboxID, from time.Time, backward bool, limit int) ([]LogLine, error) {
+	query := "SELECT time, level, message, fields FROM logs WHERE sandbox = ? AND time >= ? ORDER BY time, rowid LIMIT ?"
+	if backward {
+		query = "SELECT time, level, message, fields FROM logs WHERE sandbox = ? AND time <= ? ORDER BY time DESC, rowid DESC LIMIT ?"
+	}
+	rows, err := db.read.QueryContext(ctx, query, id, from.UnixNano(), limit)
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	defer rows.Close()
+	var lines []LogLine
+	for rows.Next() {
+		var line LogLine
+		var at int64
+		if err := rows.Scan(&at, &line.Level, &line.Message, &line.Fields); err != nil {
+			return nil, berm.Errorf(berm.Internal, "database: %w", err)
+		}
+		line.Time = moment(at)
+		lines = append(lines, line)
+	}
+	if err := rows.Err(); err != nil {
+		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	return lines, nil
+}
+
+func nanos(t time.Time) int64 {
+	if t.IsZero() {
+		return 0
+	}
+	return t.UnixNano()
+}
+
+func moment(nanos int64) time.Time {
+	if nanos == 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, nanos).UTC()
+}
