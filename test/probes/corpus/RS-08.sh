@@ -1,0 +1,7 @@
+# id: RS-08
+# title: endless standard output
+# expect: L memory of the agent and of the server stay flat
+# timeout: 8
+# abuse: yes
+# users: root
+head -c 50G /dev/zero

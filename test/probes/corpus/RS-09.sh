@@ -1,0 +1,7 @@
+# id: RS-09
+# title: endless tiny lines on standard error
+# expect: L memory of the agent and of the server stay flat
+# timeout: 8
+# abuse: yes
+# users: root
+yes x >&2
