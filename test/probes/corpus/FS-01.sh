@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^READ
 # safe: ^done
+
 for link in /proc/[0-9]*/root; do
 	for up in "" /.. /../../../..; do
 		cat "$link$up$HOST_CANARY" 2>/dev/null && echo "READ $link$up"

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^READ
 # safe: ^at=/$
+
 cd / && cd ../../../../../../../..
 echo "at=$(pwd -P)"
 cat ".$HOST_CANARY" 2>/dev/null && echo READ

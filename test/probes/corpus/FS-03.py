@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(READ|EXTRA)
 # safe: ^fds=
+
 import stat
 
 mine = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(OUTSIDE|READ)
 # safe: ^done
+
 for pid in self $(ls /proc | grep -E '^[0-9]+$'); do
 	case "$(readlink /proc/$pid/cwd 2>/dev/null)" in
 	"(unreachable)"*) echo "OUTSIDE $pid" ;;

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^open_by_handle_at\S*=ok
 # safe: ^open_by_handle_at\S*=(EPERM|ENOSYS|ESTALE|EINVAL)
+
 root = os.open("/", os.O_RDONLY)
 for inode in (1, 2, 128):
     # struct file_handle: bytes, type 1 (inode and generation), the inode.

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^READ
 # safe: ^done
+
 ln /etc/shadow "$HOME/shadow" 2>&1
 ln "$HOST_CANARY" "$HOME/canary" 2>&1 && cat "$HOME/canary" && echo READ
 ln /usr/bin/env "$HOME/env" 2>&1 && echo hostile >>"$HOME/env"

@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^MOUNTED
 # safe: ^done
+
 mkdir -p /tmp/mnt
 mount -t proc proc /tmp/mnt 2>&1 && echo "MOUNTED proc"
 mount -t sysfs sys /tmp/mnt 2>&1 && echo "MOUNTED sysfs"

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: =(ok|EFAULT|EINVAL|EBADF|ENOENT)$
 # safe: ^open_tree=(EPERM|ENOSYS)$
+
 call("open_tree", -100, ctypes.c_char_p(b"/"), 1)  # OPEN_TREE_CLONE
 call("fsopen", ctypes.c_char_p(b"tmpfs"), 0)
 call("fspick", -100, ctypes.c_char_p(b"/"), 0)

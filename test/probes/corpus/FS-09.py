@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(CHROOT|READ)
 # safe: ^chroot=EPERM
+
 os.makedirs("/tmp/inner", exist_ok=True)
 here = os.open("/", os.O_RDONLY)
 if call("chroot", ctypes.c_char_p(b"/tmp/inner")) == 0:

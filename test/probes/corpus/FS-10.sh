@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^MADE
 # safe: ^done
+
 cd /tmp
 for device in "b 8 0" "b 254 0" "b 7 0" "c 1 1" "c 10 232" "c 10 200" "c 5 1"; do
 	rm -f node

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^FOUND
 # safe: ^done
+
 for node in $(find /dev -not -path '/dev/pts/*' \( -type b -o -type c \) 2>/dev/null); do
 	case "$node $(stat -c '%t:%T' "$node")" in
 	"/dev/null 1:3" | "/dev/zero 1:5" | "/dev/full 1:7" | "/dev/random 1:8" | "/dev/urandom 1:9" | "/dev/tty 5:0" | "/dev/ptmx 5:2") ;;

@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^READ
 # safe: ^done
+
 cp /bin/sh /tmp/suid && chmod 4755 /tmp/suid && /tmp/suid -p -c id
 sudo -n id 2>&1
 sudo -n cat /proc/self/uid_map 2>&1

@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^(HAS|GAINED)
 # safe: ^bounding=
+
 import subprocess
 
 dangerous = {

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(READ|WROTE|FAKE)
 # safe: ^done
+
 for file in kcore sysrq-trigger timer_list sched_debug keys key-users latency_stats kmsg kpagecount kpageflags kpagecgroup vmallocinfo slabinfo mtrr; do
 	[ "$(head -c 1 "/proc/$file" 2>/dev/null | wc -c)" -gt 0 ] && echo "READ $file"
 done

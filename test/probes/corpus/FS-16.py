@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^REMOUNTED
 # safe: ^readonly=
+
 count = 0
 for line in open("/proc/self/mountinfo"):
     fields = line.split()

@@ -4,6 +4,7 @@
 # timeout: 30
 # escaped: ^FOUND
 # safe: ^done
+
 for socket in /var/run/docker.sock /run/docker.sock /run/containerd/containerd.sock /run/podman/podman.sock /run/systemd/private /run/dbus/system_bus_socket "$SSH_AUTH_SOCK"; do
 	[ -n "$socket" ] && [ -S "$socket" ] && echo "FOUND $socket"
 done

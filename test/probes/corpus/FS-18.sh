@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^WROTE
 # safe: ^done
+
 for pid in 1 $(grep -l -a berm /proc/[0-9]*/comm 2>/dev/null | tr -dc '0-9\n'); do
 	(exec 9>"/proc/$pid/exe") 2>/dev/null && echo "WROTE exe of $pid"
 	(printf x >>"/proc/$pid/exe") 2>/dev/null && echo "WROTE exe of $pid"

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: (berm-test-|BERM_BOOTSTRAP|/work/)
 # safe: ^done
+
 env | grep -v ^HOST_CANARY
 for pid in $(ls /proc | grep -E '^[0-9]+$'); do
 	tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -v ^HOST_CANARY

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: (decoy|berm-test-|dockerd|containerd)
 # safe: ^done
+
 for pid in $(ls /proc | grep -E '^[0-9]+$'); do
 	echo "$pid $(cat /proc/$pid/comm 2>/dev/null)"
 done

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: (berm-test-|/var/cache/berm|/var/lib/berm|\.cache/berm|/work/|/root/)
 # safe: ^done
+
 cat /proc/self/mountinfo /proc/mounts /proc/self/mountstats
 cat /etc/mtab 2>/dev/null
 losetup -a 2>/dev/null

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(BLOCK|BACKING)
 # safe: ^done
+
 ls /sys/block 2>/dev/null | sed 's/^/BLOCK /'
 ls /sys/class/block 2>/dev/null | sed 's/^/BLOCK /'
 cat /sys/block/loop*/loop/backing_file 2>/dev/null | sed 's/^/BACKING /'

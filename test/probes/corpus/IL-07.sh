@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(LINK|CANARY|SOCKET)
 # safe: ^done
+
 ls /sys/class/net 2>/dev/null | grep -vx lo | sed 's/^/LINK /'
 tail -n +3 /proc/net/dev | cut -d: -f1 | tr -d ' ' | grep -vx lo | sed 's/^/LINK /'
 tail -n +2 /proc/net/route | sed 's/^/LINK /'

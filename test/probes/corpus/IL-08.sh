@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: (:/[^\n]+|berm-test-)
 # safe: ^done
+
 cat /proc/self/cgroup
 cat /proc/1/cgroup
 echo done

@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^(CONNECTED|TAKEN)
 # safe: ^done
+
 import socket
 
 port = int(os.environ["HOST_PORT"])

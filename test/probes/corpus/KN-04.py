@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: =(ok|EFAULT|EINVAL|E2BIG|ENOENT)$
 # safe: ^bpf=(EPERM|ENOSYS)
+
 attribute = ctypes.create_string_buffer(struct.pack("IIII", 1, 4, 4, 1), 128)  # a small hash map
 call("bpf", 0, attribute, 128)
 event = ctypes.create_string_buffer(struct.pack("IIQ", 1, 128, 0), 128)  # software clock

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: (=(ok|EINVAL|ENOKEY|EFAULT)$|^READ)
 # safe: ^keyctl\(session\)=(EPERM|ENOSYS)
+
 for name, ring in (("thread", -1), ("process", -2), ("session", -3), ("user", -4), ("user session", -5)):
     call("keyctl", 0, ring, 1, label=f"keyctl({name})")
 call("add_key", ctypes.c_char_p(b"user"), ctypes.c_char_p(b"probe"), ctypes.c_char_p(b"x"), 1, -3)

@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^TRACED
 # safe: ^done
+
 PTRACE_ATTACH, PTRACE_SEIZE, PTRACE_DETACH = 16, 0x4206, 17
 mine = {os.getpid(), os.getppid()}
 buffer = ctypes.create_string_buffer(8)

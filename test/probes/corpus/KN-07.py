@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^TOOK
 # safe: ^done
+
 for pid in {1, os.getppid()}:
     fd = raw(number("pidfd_open"), pid, 0)[0]
     if fd < 0:

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: =ok$
 # safe: ^kexec_load=(EPERM|ENOSYS)
+
 for name in (
     "kexec_load", "kexec_file_load", "init_module", "finit_module", "delete_module", "create_module", "swapon", "swapoff",
     "acct", "quotactl", "quotactl_fd", "nfsservctl", "iopl", "ioperm", "pivot_root", "chroot", "mount", "umount2", "setns",

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^WROTE
 # safe: ^done
+
 try() { (printf '%s' "$2" >"$1") 2>/dev/null && echo "WROTE $1"; }
 try /proc/sys/kernel/core_pattern '|/tmp/probe'
 try /proc/sys/kernel/modprobe /tmp/probe

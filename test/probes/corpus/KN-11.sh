@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^(MOUNTED|WRITABLE)
 # safe: ^done
+
 mkdir -p /tmp/cg
 for controller in memory rdma pids freezer; do
 	mount -t cgroup -o $controller cg /tmp/cg 2>&1 && echo "MOUNTED $controller"

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^READ
 # safe: ^done
+
 for file in /dev/mem /dev/kmem /dev/port /proc/kcore /dev/kmsg /proc/kmsg; do
 	[ "$(timeout 2 head -c 1 $file 2>/dev/null | wc -c)" -gt 0 ] && echo "READ $file"
 done

@@ -4,6 +4,7 @@
 # timeout: 30
 # escaped: ^OPEN
 # safe: ^family=(EAFNOSUPPORT|EPERM|EACCES)
+
 import socket
 
 try:

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^OPEN
 # safe: ^done
+
 import socket
 
 for family, kind, protocol in ((17, 3, 768), (17, 2, 768), (2, 3, 1), (2, 3, 255), (10, 3, 58)):

@@ -4,6 +4,7 @@
 # timeout: 20
 # escaped: ^OPEN (?:0|3|4|5|6|7|8|9|1[1-57-9]|2\d|3\d|4\d) 
 # safe: ^OPEN 1 1 
+
 import socket
 
 for family in range(46):

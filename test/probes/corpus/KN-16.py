@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(OPEN [1-9]|CHANGED)
 # safe: ^done
+
 import socket
 
 for protocol in range(23):

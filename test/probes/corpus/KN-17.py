@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(i386|x32)=-?\d+ ok
 # safe: ^done
+
 import mmap
 import signal
 

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^REACHED
 # safe: ^done
+
 # Reviewed and harmless: process_mrelease, futex_waitv, set_mempolicy_home_node, cachestat,
 # fchmodat2, map_shadow_stack, futex_wake/wait/requeue, mseal, *xattrat, lsm_get_self_attr and
 # lsm_list_modules, which tell a process of itself.

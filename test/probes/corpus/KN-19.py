@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(seccomp\(listener\)=(ok|EFAULT|EINVAL)|MODE)
 # safe: ^mode=2
+
 # NEW_LISTENER with a filter that is valid: one instruction, "allow".
 program = ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0x7FFF0000))
 fprog = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", 1, ctypes.addressof(program)))

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^JOINED
 # safe: ^done
+
 for pid in ("1", str(os.getppid()), "self"):
     for kind in ("mnt", "net", "pid", "user", "uts", "ipc", "cgroup"):
         try:

@@ -4,5 +4,6 @@
 # timeout: 5
 # abuse: yes
 # safe: ^started
+
 (setsid nohup sh -c 'trap "" TERM HUP INT QUIT; while :; do sleep 0.1; done' >/dev/null 2>&1 &)
 echo started

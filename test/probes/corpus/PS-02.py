@@ -3,6 +3,7 @@
 # expect: L the kill wins; the group is empty and removed
 # timeout: 4
 # abuse: yes
+
 import signal
 
 signal.signal(signal.SIGTERM, signal.SIG_IGN)

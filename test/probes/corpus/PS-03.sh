@@ -4,6 +4,7 @@
 # timeout: 5
 # abuse: yes
 # safe: ^started
+
 sleep 999 &
 kill -STOP $!
 python3 -c 'import ctypes, os, signal

@@ -3,6 +3,7 @@
 # expect: L the pids limit; killed in 2 s
 # timeout: 6
 # abuse: yes
+
 bomb() { bomb | bomb & }
 bomb
 sleep 60

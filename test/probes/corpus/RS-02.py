@@ -3,6 +3,7 @@
 # expect: L the pids limit
 # timeout: 6
 # abuse: yes
+
 import threading
 import time
 

@@ -3,6 +3,7 @@
 # expect: L ended for memory in its own group
 # timeout: 15
 # abuse: yes
+
 blocks = []
 while True:
     blocks.append(bytearray(b"x" * (1 << 25)))

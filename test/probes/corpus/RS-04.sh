@@ -4,6 +4,7 @@
 # timeout: 20
 # abuse: yes
 # users: root
+
 for dir in /dev/shm /tmp /run /dev /sys /var/lock; do
 	timeout 6 dd if=/dev/zero of=$dir/fill bs=1M count=6000 2>&1 | tail -1
 done

@@ -4,6 +4,7 @@
 # timeout: 40
 # abuse: yes
 # users: root
+
 os.makedirs("inodes", exist_ok=True)
 count = 0
 try:

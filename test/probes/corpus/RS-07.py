@@ -4,6 +4,7 @@
 # timeout: 10
 # abuse: yes
 # safe: ^EMFILE
+
 for _ in range(8):
     if os.fork() == 0:
         count = 0

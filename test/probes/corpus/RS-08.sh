@@ -4,4 +4,5 @@
 # timeout: 8
 # abuse: yes
 # users: root
+
 head -c 50G /dev/zero

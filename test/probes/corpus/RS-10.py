@@ -3,6 +3,7 @@
 # expect: L init reaps orphans; zombies count as pids
 # timeout: 8
 # abuse: yes
+
 for _ in range(100_000):
     try:
         if os.fork() == 0:

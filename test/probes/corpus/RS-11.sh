@@ -4,6 +4,7 @@
 # timeout: 8
 # abuse: yes
 # users: root
+
 for _ in $(seq 64); do
 	(while :; do :; done) &
 done

@@ -3,6 +3,7 @@
 # expect: L counted as the sandbox's memory, or bounded for each user
 # timeout: 12
 # abuse: yes
+
 import fcntl
 import socket
 import time

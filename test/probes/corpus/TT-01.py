@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(stdin|pty)=ok
 # safe: ^pty=(EPERM|EIO)
+
 import fcntl
 import pty
 import termios

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: =ok$
 # safe: ^sti=(EPERM|EIO)
+
 import pty
 
 slave = pty.openpty()[1]

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: =ok$
 # safe: ^linux=(EPERM|ENOTTY|EIO)
+
 import pty
 
 slave = pty.openpty()[1]

@@ -4,6 +4,7 @@
 # timeout: 10
 # escaped: ^(FOREIGN|FOUND)
 # safe: ^done
+
 for terminal in /dev/pts/[0-9]*; do
 	[ -e "$terminal" ] || continue
 	# One of ours belongs to an id of this sandbox; the host's would be 65534.
