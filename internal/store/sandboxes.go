@@ -2,6 +2,8 @@ package store
 
 import (
 	"context"
+	"database/sql"
+	"errors"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -21,9 +23,24 @@ func (db *DB) SaveSandbox(ctx context.Context, s Sandbox) error {
 		s.ID, nanos(s.Killed), string(s.Record))
 }
 
-// Sandboxes returns every stored sandbox, dead ones that are kept too.
-func (db *DB) Sandboxes(ctx context.Context) ([]Sandbox, error) {
-	rows, err := db.read.QueryContext(ctx, "SELECT id, killed, record FROM sandboxes")
+// Sandbox returns a stored sandbox, also a dead one. NotFound when there is none.
+func (db *DB) Sandbox(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
+	s := Sandbox{ID: id}
+	var killed int64
+	err := db.read.QueryRowContext(ctx, "SELECT killed, record FROM sandboxes WHERE id = ?", id).Scan(&killed, &s.Record)
+	if errors.Is(err, sql.ErrNoRows) {
+		return s, berm.Errorf(berm.NotFound, "sandbox %s was not found", id)
+	}
+	if err != nil {
+		return s, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	s.Killed = moment(killed)
+	return s, nil
+}
+
+// LivingSandboxes returns the stored sandboxes that were not killed.
+func (db *DB) LivingSandboxes(ctx context.Context) ([]Sandbox, error) {
+	rows, err := db.read.QueryContext(ctx, "SELECT id, record FROM sandboxes WHERE killed = 0")
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "database: %w", err)
 	}
@@ -31,11 +48,9 @@ func (db *DB) Sandboxes(ctx context.Context) ([]Sandbox, error) {
 	var all []Sandbox
 	for rows.Next() {
 		var s Sandbox
-		var killed int64
-		if err := rows.Scan(&s.ID, &killed, &s.Record); err != nil {
+		if err := rows.Scan(&s.ID, &s.Record); err != nil {
 			return nil, berm.Errorf(berm.Internal, "database: %w", err)
 		}
-		s.Killed = moment(killed)
 		all = append(all, s)
 	}
 	if err := rows.Err(); err != nil {

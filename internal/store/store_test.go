@@ -168,9 +168,15 @@ func TestSandboxesAndLogs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	got, err := db.Sandboxes(ctx)
-	if err != nil || len(got) != 2 {
-		t.Fatalf("%v, %v", got, err)
+	got, err := db.LivingSandboxes(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]Sandbox{live}, got); diff != "" {
+		t.Error(diff)
+	}
+	if got, err := db.Sandbox(ctx, dead.ID); err != nil || !cmp.Equal(dead, got) {
+		t.Errorf("dead sandbox: %+v, %v", got, err)
 	}
 	for _, id := range []berm.SandboxID{live.ID, dead.ID} {
 		for i := range 5 {
@@ -200,9 +206,8 @@ func TestSandboxesAndLogs(t *testing.T) {
 	if err := db.Prune(ctx, now.Add(-time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	got, _ = db.Sandboxes(ctx)
-	if diff := cmp.Diff([]Sandbox{live}, got); diff != "" {
-		t.Error(diff)
+	if _, err := db.Sandbox(ctx, dead.ID); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("forgotten sandbox: %v", err)
 	}
 	if s := messages(dead.ID, now, false, 9); s != "" {
 		t.Errorf("logs of a forgotten sandbox: %q", s)

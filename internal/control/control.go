@@ -1,0 +1,304 @@
+// Package control runs sessions: it makes sandboxes on an engine and keeps their
+// life cycle, deadlines, metrics and logs.
+package control
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/store"
+)
+
+// Templates finds the templates that sandboxes are made from.
+type Templates interface {
+	// Resolve finds a template by id, name or name:tag. NotFound names the reference.
+	Resolve(ctx context.Context, ref string) (berm.Template, error)
+	List(ctx context.Context) ([]berm.Template, error)
+}
+
+// Store keeps sessions and their log lines across restarts.
+type Store interface {
+	SaveSandbox(ctx context.Context, s store.Sandbox) error
+	LivingSandboxes(ctx context.Context) ([]store.Sandbox, error)
+	Sandbox(ctx context.Context, id berm.SandboxID) (store.Sandbox, error)
+	Prune(ctx context.Context, before time.Time) error
+	AppendLog(ctx context.Context, id berm.SandboxID, line store.LogLine) error
+	Logs(ctx context.Context, id berm.SandboxID, from time.Time, backward bool, limit int) ([]store.LogLine, error)
+}
+
+// Config is what a Manager is made of.
+type Config struct {
+	Engine    berm.Engine
+	Templates Templates
+	Store     Store
+	Audit     audit.Emitter
+	Log       *slog.Logger
+	// Seed is what access tokens are derived from, so that they need no storage and
+	// survive pause and restart.
+	Seed []byte
+	// Level is used when a request names none.
+	Level berm.Level
+	// MaxSandboxes bounds the sandboxes that exist at once. Paused ones count: they
+	// keep their memory.
+	MaxSandboxes int
+	MaxTimeout   time.Duration
+	// MaxLimits bounds what a request may ask for over the template's defaults. Zero
+	// fields do not bound.
+	MaxLimits berm.Limits
+	// SampleEvery is the time between two metrics samples.
+	SampleEvery time.Duration
+}
+
+const (
+	// keepDead is how long a dead sandbox's reason and logs are kept.
+	keepDead = time.Hour
+	// transitionTime bounds a pause or resume in the engine. They go on when the
+	// client that asked for them is gone: half a transition helps nobody.
+	transitionTime = 30 * time.Second
+	// createTime bounds a create in the engine.
+	createTime = 60 * time.Second
+	// minWakeTimeout is the least time to live of a sandbox that traffic woke.
+	minWakeTimeout = 5 * time.Minute
+)
+
+// Manager holds the sessions of one server. The methods are safe for concurrent
+// use.
+type Manager struct {
+	Config
+	ctx  context.Context // ends with Close
+	stop context.CancelFunc
+	work sync.WaitGroup
+
+	mu       sync.Mutex
+	sessions map[berm.SandboxID]*session
+	creating int
+}
+
+// New makes a Manager. Start must be called before anything else.
+func New(c Config) *Manager {
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}}
+	m.ctx, m.stop = context.WithCancel(context.Background())
+	return m
+}
+
+// Start finds the sandboxes of an earlier server again, removes what is left of
+// dead ones, and begins to take metrics.
+func (m *Manager) Start(ctx context.Context) error {
+	stored, err := m.Store.LivingSandboxes(ctx)
+	if err != nil {
+		return err
+	}
+	var group errgroup.Group
+	group.SetLimit(8)
+	known := map[berm.SandboxID]bool{}
+	for _, s := range stored {
+		known[s.ID] = true
+		group.Go(func() error { return m.adopt(ctx, s) })
+	}
+	if err := group.Wait(); err != nil {
+		return err
+	}
+	held, err := m.Engine.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, id := range held {
+		if known[id] {
+			continue
+		}
+		m.Log.Warn("removing a sandbox that no session owns", "sandbox", id)
+		if _, err := m.Engine.Remove(ctx, id); err != nil {
+			// Its host ids stay leased, so it is in nobody's way.
+			m.Log.Error("removing a sandbox failed", "sandbox", id, "error", err)
+		}
+	}
+	m.work.Go(m.sampleLoop)
+	m.work.Go(m.pruneLoop)
+	return nil
+}
+
+// adopt makes a session of a stored sandbox, or records its death.
+func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
+	s := newSession(m)
+	if err := json.Unmarshal(stored.Record, &s.info); err != nil {
+		return berm.Errorf(berm.Internal, "stored sandbox %s: %w", stored.ID, err)
+	}
+	handle, status, err := m.open(ctx, stored.ID)
+	if err != nil {
+		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
+		s.info.State = berm.Killed
+		m.work.Go(func() { s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "lost while no server ran", At: time.Now().UTC()}) })
+		return nil
+	}
+	s.handle, s.agent = handle, status.Agent
+	s.info.State = berm.Running
+	if status.State == berm.Paused {
+		s.info.State = berm.Paused
+		s.cut()
+	}
+	// The monitor is the owner of the deadline; ours may be older.
+	if d := status.Deadline.Sub(s.info.EndAt); !status.Deadline.IsZero() && d.Abs() > time.Millisecond {
+		s.info.EndAt = status.Deadline
+	}
+	m.mu.Lock()
+	m.sessions[s.info.ID] = s
+	m.mu.Unlock()
+	m.work.Go(s.watch)
+	m.work.Go(s.sample)
+	return nil
+}
+
+// open opens a sandbox, and tries again while the host is too busy to answer.
+func (m *Manager) open(ctx context.Context, id berm.SandboxID) (handle berm.Sandbox, status berm.Status, err error) {
+	for wait := 50 * time.Millisecond; ; wait *= 2 {
+		if handle, err = m.Engine.Open(ctx, id); err == nil {
+			if status, err = handle.Status(ctx); err == nil && status.State != berm.Killed {
+				return handle, status, nil
+			}
+			handle.Close()
+			if err == nil {
+				err = berm.Errorf(berm.NotFound, "sandbox %s is dead", id)
+			}
+		}
+		if berm.KindOf(err) != berm.Unavailable || wait > 2*time.Second || !sleep(ctx, wait) {
+			return nil, status, err
+		}
+	}
+}
+
+// Close lets all sandboxes go and leaves them alive.
+func (m *Manager) Close() {
+	m.stop()
+	m.mu.Lock()
+	sessions := m.all()
+	m.mu.Unlock()
+	for _, s := range sessions {
+		s.mu.Lock()
+		s.cut()
+		s.mu.Unlock()
+	}
+	m.work.Wait()
+	for _, s := range sessions {
+		s.handle.Close()
+	}
+}
+
+// all returns the sessions. The caller holds m.mu.
+func (m *Manager) all() []*session {
+	sessions := make([]*session, 0, len(m.sessions))
+	for _, s := range m.sessions {
+		sessions = append(sessions, s)
+	}
+	return sessions
+}
+
+func (m *Manager) session(id berm.SandboxID) (*session, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if s := m.sessions[id]; s != nil {
+		return s, nil
+	}
+	return nil, notFound(id)
+}
+
+func notFound(id berm.SandboxID) error {
+	return berm.Errorf(berm.NotFound, "Sandbox %q doesn't exist or you don't have access to it", string(id))
+}
+
+// reserve counts a sandbox that is about to be made against the quota.
+func (m *Manager) reserve() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.MaxSandboxes > 0 && len(m.sessions)+m.creating >= m.MaxSandboxes {
+		return berm.Errorf(berm.Exhausted, "you have reached the maximum number of concurrent sandboxes (%d)", m.MaxSandboxes).
+			WithHint("kill a sandbox, or raise max-sandboxes; paused sandboxes keep their memory and count")
+	}
+	m.creating++
+	return nil
+}
+
+// Running returns how many sandboxes are running and how many exist.
+func (m *Manager) Running() (running, all int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, s := range m.sessions {
+		if s.state() == berm.Running {
+			running++
+		}
+	}
+	return running, len(m.sessions)
+}
+
+// token derives a secret of one sandbox.
+func (m *Manager) token(purpose string, id berm.SandboxID) string {
+	mac := hmac.New(sha256.New, m.Seed)
+	mac.Write([]byte(purpose + "\x00" + string(id)))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+// emit records an action. A control action is refused when it fails.
+func (m *Manager) emit(id berm.SandboxID, actor audit.Actor, what audit.Type, outcome audit.Outcome, reason string, data any) error {
+	return m.Audit.Emit(audit.Record{
+		Sandbox: id, Actor: actor, Type: what, Src: "control", Trust: audit.TrustHost,
+		Outcome: outcome, Reason: reason, Data: data,
+	})
+}
+
+// tell is emit for what has happened already and cannot be refused any more.
+func (m *Manager) tell(id berm.SandboxID, actor audit.Actor, what audit.Type, outcome audit.Outcome, reason string, data any) {
+	if err := m.emit(id, actor, what, outcome, reason, data); err != nil {
+		m.Log.Error("audit record lost", "sandbox", id, "type", what, "error", err)
+	}
+}
+
+var system = audit.Actor{Type: "system"}
+
+func (m *Manager) pruneLoop() {
+	for sleep(m.ctx, keepDead/10) {
+		if err := m.Store.Prune(m.ctx, time.Now().Add(-keepDead)); err != nil {
+			m.Log.Error("forgetting dead sandboxes failed", "error", err)
+		}
+	}
+}
+
+// Match returns the sandbox whose access token fits, as clients that send a token
+// or a signature but no sandbox id need it. Sandboxes without a token fit nothing.
+func (m *Manager) Match(fits func(token string) bool) (berm.SandboxID, bool) {
+	m.mu.Lock()
+	var secured []berm.SandboxID
+	for id, s := range m.sessions {
+		if s.info.Secure { // never changes
+			secured = append(secured, id)
+		}
+	}
+	m.mu.Unlock()
+	slices.Sort(secured)
+	for _, id := range secured {
+		if fits(m.token("access", id)) {
+			return id, true
+		}
+	}
+	return "", false
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,349 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/store"
+)
+
+// Create makes a sandbox and returns when its guest agent answers. Kinds: Invalid,
+// NotFound (the template), Exhausted (the quota), Unsupported, Unavailable.
+func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) {
+	if err := m.check(&r); err != nil {
+		return Sandbox{}, err
+	}
+	template, err := m.Templates.Resolve(ctx, r.Template)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if err := m.reserve(); err != nil {
+		return Sandbox{}, err
+	}
+	cu := cleanup.Make(func() {
+		m.mu.Lock()
+		m.creating--
+		m.mu.Unlock()
+	})
+	defer cu.Clean()
+
+	begin := time.Now().UTC()
+	if r.OnDeadline == "" {
+		r.OnDeadline = berm.KillAtDeadline
+	}
+	spec := m.spec(&r, template, begin)
+	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
+		"template": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline,
+	}); err != nil {
+		return Sandbox{}, err
+	}
+	engineCtx, cancel := context.WithTimeout(ctx, createTime)
+	defer cancel()
+	handle, err := m.Engine.Create(engineCtx, spec)
+	if err != nil {
+		m.tell(spec.ID, r.Actor, audit.SandboxCreate, audit.Failed, err.Error(), nil)
+		if engineCtx.Err() != nil && ctx.Err() == nil {
+			err = berm.Errorf(berm.Unavailable, "sandbox was not ready within %s: %w", createTime, err)
+		}
+		return Sandbox{}, err
+	}
+	cu.Add(func() { m.discard(handle) })
+	if err := failpoint.Hit("control.created"); err != nil {
+		return Sandbox{}, err
+	}
+
+	s := newSession(m)
+	s.handle, s.agent = handle, 1
+	s.info = Sandbox{
+		ID: spec.ID, TemplateID: template.ID, Alias: template.Alias(), TemplateNames: template.Names,
+		Level: level(spec.Level, m.Engine), Limits: spec.Limits, State: berm.Creating,
+		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
+		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
+		Internet: r.Internet, Network: r.Network, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor,
+	}
+	s.become(berm.Running)
+	if err := s.trySave(); err != nil {
+		return Sandbox{}, err
+	}
+	if err := m.emit(spec.ID, r.Actor, audit.SandboxStart, audit.OK, "", map[string]any{"ms": time.Since(begin).Milliseconds()}); err != nil {
+		return Sandbox{}, err
+	}
+	cu.Release()
+	m.mu.Lock()
+	m.creating--
+	m.sessions[spec.ID] = s
+	m.mu.Unlock()
+	m.work.Go(func() {
+		s.log("info", "Sandbox started", map[string]string{"template": template.Alias()})
+		s.watch()
+	})
+	m.work.Go(s.sample)
+	return m.withTokens(s.snapshot()), nil
+}
+
+// level resolves auto to what the engine would choose.
+func level(asked berm.Level, engine berm.Engine) berm.Level {
+	if asked != berm.Auto && asked != "" {
+		return asked
+	}
+	for _, p := range engine.Probe(context.Background()) {
+		if p.Usable {
+			return p.Level
+		}
+	}
+	return asked
+}
+
+// discard kills a sandbox that was made but cannot be kept.
+func (m *Manager) discard(handle berm.Sandbox) {
+	ctx, cancel := context.WithTimeout(context.Background(), transitionTime)
+	defer cancel()
+	id := handle.ID()
+	if _, err := handle.Kill(ctx, berm.ReasonKilled); err != nil {
+		m.Log.Error("a sandbox that could not be kept is left", "sandbox", id, "error", err)
+	}
+	handle.Close()
+	m.tell(id, system, audit.SandboxExit, audit.OK, "could not be kept", nil)
+	// It may have been saved already.
+	if row, err := m.Store.Sandbox(ctx, id); err == nil {
+		row.Killed = time.Now()
+		if err := m.Store.SaveSandbox(ctx, row); err != nil {
+			m.Log.Error("saving a sandbox failed", "sandbox", id, "error", err)
+		}
+	}
+}
+
+// Get returns a living sandbox, once it is in no transition.
+func (m *Manager) Get(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if _, err := s.settled(ctx); err != nil {
+		return Sandbox{}, err
+	}
+	info := s.snapshot()
+	if info.State == berm.Killed {
+		return Sandbox{}, notFound(id)
+	}
+	return m.withTokens(info), nil
+}
+
+// Inspect returns a sandbox that lives or died a short time ago.
+func (m *Manager) Inspect(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
+	if s, err := m.session(id); err == nil {
+		return s.snapshot(), nil
+	}
+	row, err := m.Store.Sandbox(ctx, id)
+	if err != nil {
+		if berm.KindOf(err) == berm.NotFound {
+			err = notFound(id)
+		}
+		return Sandbox{}, err
+	}
+	var info Sandbox
+	if err := json.Unmarshal(row.Record, &info); err != nil {
+		return Sandbox{}, berm.Errorf(berm.Internal, "stored sandbox %s: %w", id, err)
+	}
+	return info, nil
+}
+
+// Kill ends a sandbox; nothing is left of it when Kill returns. It is not refused
+// when the audit log fails: ending a sandbox is how harm is stopped.
+func (m *Manager) Kill(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	return s.kill(ctx, actor)
+}
+
+// Pause stops a running sandbox and keeps its state in memory. Conflict when it is
+// paused, or another caller is pausing it.
+func (m *Manager) Pause(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	if s.state() == berm.Resuming {
+		if _, err := s.settled(ctx); err != nil {
+			return err
+		}
+	}
+	return s.pause(ctx, actor)
+}
+
+// Connect makes a sandbox run until at least timeout from now: it resumes a paused
+// one, and only ever extends the time of a running one. It waits for a transition
+// under way.
+func (m *Manager) Connect(ctx context.Context, id berm.SandboxID, timeout time.Duration, actor audit.Actor) (info Sandbox, resumed bool, err error) {
+	if err := m.checkTimeout(timeout); err != nil {
+		return Sandbox{}, false, err
+	}
+	s, err := m.session(id)
+	if err != nil {
+		return Sandbox{}, false, err
+	}
+	for {
+		state, err := s.settled(ctx)
+		if err != nil {
+			return Sandbox{}, false, err
+		}
+		switch state {
+		case berm.Running:
+			err = s.setDeadline(ctx, actor, func(now, end time.Time) time.Time { return later(now.Add(timeout), end) })
+		case berm.Paused:
+			err = s.resume(ctx, timeout, actor, "connect")
+			resumed = err == nil
+		default:
+			err = notFound(id)
+		}
+		// Somebody else changed the state in between: look again.
+		if berm.KindOf(err) == berm.Conflict && err != nil && s.state() != state {
+			continue
+		}
+		if err != nil {
+			return Sandbox{}, false, err
+		}
+		return m.withTokens(s.snapshot()), resumed, nil
+	}
+}
+
+// Resume lets a paused sandbox go on. Conflict when it runs.
+func (m *Manager) Resume(ctx context.Context, id berm.SandboxID, timeout time.Duration, actor audit.Actor) (Sandbox, error) {
+	if err := m.checkTimeout(timeout); err != nil {
+		return Sandbox{}, err
+	}
+	s, err := m.session(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if s.state() == berm.Pausing {
+		if _, err := s.settled(ctx); err != nil {
+			return Sandbox{}, err
+		}
+	}
+	if err := s.resume(ctx, timeout, actor, "resume"); err != nil {
+		return Sandbox{}, err
+	}
+	return m.withTokens(s.snapshot()), nil
+}
+
+// SetTimeout makes the sandbox end timeout from now, sooner or later than before.
+func (m *Manager) SetTimeout(ctx context.Context, id berm.SandboxID, timeout time.Duration, actor audit.Actor) error {
+	return m.moveDeadline(ctx, id, timeout, actor, func(now, _ time.Time) time.Time { return now.Add(timeout) })
+}
+
+// Refresh makes the sandbox live at least until timeout from now.
+func (m *Manager) Refresh(ctx context.Context, id berm.SandboxID, timeout time.Duration, actor audit.Actor) error {
+	return m.moveDeadline(ctx, id, timeout, actor, func(now, end time.Time) time.Time { return later(now.Add(timeout), end) })
+}
+
+func (m *Manager) moveDeadline(ctx context.Context, id berm.SandboxID, timeout time.Duration, actor audit.Actor, choose func(now, end time.Time) time.Time) error {
+	if err := m.checkTimeout(timeout); err != nil {
+		return err
+	}
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	if _, err := s.settled(ctx); err != nil {
+		return err
+	}
+	return s.setDeadline(ctx, actor, choose)
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// Policy returns what a sandbox is held to.
+func (m *Manager) Policy(ctx context.Context, id berm.SandboxID) (berm.Policy, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return berm.Policy{}, err
+	}
+	return s.current().Policy(ctx)
+}
+
+func (s *session) current() berm.Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.handle
+}
+
+// Logs returns lines of the log of a sandbox that lives or died a short time ago.
+func (m *Manager) Logs(ctx context.Context, id berm.SandboxID, from time.Time, backward bool, limit int) ([]store.LogLine, error) {
+	if _, err := m.Inspect(ctx, id); err != nil {
+		return nil, err
+	}
+	return m.Store.Logs(ctx, id, from, backward, limit)
+}
+
+// Route is the way into one sandbox for traffic from outside.
+type Route struct {
+	ID           berm.SandboxID
+	TrafficToken string // what requests to user ports must carry; "" when they are public
+	MaskHost     string
+	HTTPSPorts   []uint16
+	s            *session
+}
+
+// Route finds the way into a sandbox. It wakes nothing yet.
+func (m *Manager) Route(id berm.SandboxID) (*Route, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return nil, err
+	}
+	info := m.withTokens(s.snapshot())
+	return &Route{ID: id, TrafficToken: info.TrafficToken, MaskHost: info.Network.MaskHost, HTTPSPorts: info.Network.HTTPSPorts, s: s}, nil
+}
+
+// Enter waits until the sandbox runs and returns a context that ends when streams
+// into it must be cut: at pause and at death. It wakes a paused sandbox that has
+// auto-resume; of many callers one does, the others wait. NotFound when the sandbox
+// is dead or stays paused.
+func (r *Route) Enter(ctx context.Context) (context.Context, error) {
+	s := r.s
+	for {
+		s.mu.Lock()
+		state, life := s.info.State, s.life
+		wakes, timeout := s.info.AutoResume, max(s.info.Timeout, minWakeTimeout)
+		s.mu.Unlock()
+		switch {
+		case state == berm.Running:
+			return life, nil
+		case state == berm.Resuming, state == berm.Pausing && wakes:
+			if _, err := s.settled(ctx); err != nil {
+				return nil, err
+			}
+		case state == berm.Paused && wakes:
+			err := s.resume(ctx, min(timeout, s.m.MaxTimeout), system, "traffic")
+			if err != nil && berm.KindOf(err) != berm.Conflict {
+				return nil, err
+			}
+		default:
+			return nil, notFound(r.ID)
+		}
+	}
+}
+
+// Dial opens a byte stream to a port inside the sandbox.
+func (r *Route) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	conn, err := r.s.current().Dial(ctx, port)
+	var berr *berm.Error
+	if errors.As(err, &berr) && berr.Kind == berm.Conflict {
+		r.s.check(ctx) // paused a moment ago
+	}
+	return conn, err
+}

@@ -1,0 +1,268 @@
+package control
+
+import (
+	"encoding/json"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+)
+
+// Sandbox is what is known of one sandbox at one moment. It is also the form in
+// which it is stored.
+type Sandbox struct {
+	ID            berm.SandboxID    `json:"id"`
+	TemplateID    berm.TemplateID   `json:"templateID"`
+	Alias         string            `json:"alias,omitempty"` // main name of the template
+	TemplateNames []string          `json:"templateNames,omitempty"`
+	Level         berm.Level        `json:"level"`
+	Limits        berm.Limits       `json:"limits"`
+	State         berm.State        `json:"state"`
+	CreatedAt     time.Time         `json:"createdAt"`
+	StartedAt     time.Time         `json:"startedAt"` // of the present run: moves at resume
+	EndAt         time.Time         `json:"endAt"`
+	Timeout       time.Duration     `json:"timeout"` // asked for at create
+	OnDeadline    berm.OnDeadline   `json:"onDeadline"`
+	AutoResume    bool              `json:"autoResume"`
+	Secure        bool              `json:"secure"`
+	Internet      *bool             `json:"internet,omitempty"` // as asked for; no level has a network yet
+	Network       Network           `json:"network"`
+	Metadata      map[string]string `json:"metadata,omitempty"`
+	MCP           json.RawMessage   `json:"mcp,omitempty"`
+	Owner         audit.Actor       `json:"owner"`
+	Exit          *berm.Exit        `json:"exit,omitempty"`
+
+	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
+	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public
+}
+
+// Network is how traffic reaches a sandbox.
+type Network struct {
+	Private    bool     `json:"private,omitempty"`    // requests need the traffic token
+	MaskHost   string   `json:"maskHost,omitempty"`   // Host shown to the sandbox; ${PORT} is replaced
+	HTTPSPorts []uint16 `json:"httpsPorts,omitempty"` // ports that speak TLS inside
+	DenyOut    []string `json:"denyOut,omitempty"`    // as asked for; everything is denied anyway
+}
+
+// CreateRequest is what a client may choose about a new sandbox.
+type CreateRequest struct {
+	Template   string
+	Timeout    time.Duration
+	Level      berm.Level  // "" is the server's default
+	Limits     berm.Limits // zero fields take the template's
+	Secure     bool        // the guest agent asks for a token
+	OnDeadline berm.OnDeadline
+	AutoResume bool
+	Internet   *bool
+	Network    Network
+	Env        map[string]string
+	Metadata   map[string]string
+	MCP        json.RawMessage
+	Actor      audit.Actor
+}
+
+// Bounds on what one request may carry.
+const (
+	maxPairs    = 256
+	maxPairSize = 32 << 10 // bytes of all names and values together
+)
+
+var maskHostShape = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?(:(\d{1,5}|\$\{PORT\}))?$`)
+
+// check refuses what is wrong whatever the server's state.
+func (m *Manager) check(r *CreateRequest) error {
+	if r.Template == "" {
+		return berm.Errorf(berm.Invalid, "templateID is missing")
+	}
+	if err := m.checkTimeout(r.Timeout); err != nil {
+		return err
+	}
+	if r.Network.Private && !r.Secure {
+		return berm.Errorf(berm.Invalid, "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.")
+	}
+	if h := r.Network.MaskHost; h != "" && !maskHostShape.MatchString(strings.ReplaceAll(h, "${PORT}", "0")) {
+		return berm.Errorf(berm.Invalid, "maskRequestHost is not a host name: %q", h)
+	}
+	for _, port := range r.Network.HTTPSPorts {
+		if port == 0 || port == berm.AgentPort {
+			return berm.Errorf(berm.Invalid, "httpsPorts cannot hold %d", port)
+		}
+	}
+	if err := checkPairs("metadata", r.Metadata); err != nil {
+		return err
+	}
+	if err := checkPairs("envVars", r.Env); err != nil {
+		return err
+	}
+	for name := range r.Env {
+		if name == "" || strings.ContainsAny(name, "=\x00") {
+			return berm.Errorf(berm.Invalid, "envVars: %q is no name of a variable", name)
+		}
+	}
+	return m.checkLimits(r.Limits)
+}
+
+func (m *Manager) checkTimeout(d time.Duration) error {
+	if d < 0 {
+		return berm.Errorf(berm.Invalid, "Timeout cannot be negative")
+	}
+	if d > m.MaxTimeout {
+		return berm.Errorf(berm.Invalid, "Timeout cannot be greater than %g hours", m.MaxTimeout.Hours())
+	}
+	return nil
+}
+
+func checkPairs(what string, pairs map[string]string) error {
+	size := 0
+	for k, v := range pairs {
+		size += len(k) + len(v)
+		if strings.ContainsRune(k, 0) || strings.ContainsRune(v, 0) {
+			return berm.Errorf(berm.Invalid, "%s cannot hold NUL bytes", what)
+		}
+	}
+	if len(pairs) > maxPairs || size > maxPairSize {
+		return berm.Errorf(berm.Invalid, "%s is limited to %d entries and %d bytes", what, maxPairs, maxPairSize)
+	}
+	return nil
+}
+
+func (m *Manager) checkLimits(l berm.Limits) error {
+	for _, bound := range []struct {
+		name         string
+		value        float64
+		lowest, most float64
+	}{
+		{"memory", float64(l.Memory), 32 << 20, float64(m.MaxLimits.Memory)},
+		{"cpu", l.CPU, 0.05, m.MaxLimits.CPU},
+		{"pids", float64(l.PIDs), 16, float64(m.MaxLimits.PIDs)},
+		{"disk", float64(l.Disk), 16 << 20, float64(m.MaxLimits.Disk)},
+		{"readBytes", float64(l.ReadBytes), 4096, 0},
+		{"writeBytes", float64(l.WriteBytes), 4096, 0},
+	} {
+		if bound.value == 0 {
+			continue
+		}
+		if !(bound.value >= bound.lowest) || bound.most > 0 && bound.value > bound.most {
+			return berm.Errorf(berm.Invalid, "limit %s of %g is not between %g and %g", bound.name, bound.value, bound.lowest, bound.most)
+		}
+	}
+	return nil
+}
+
+// over returns the limits l with zero fields taken from base.
+func over(base, l berm.Limits) berm.Limits {
+	pick := func(a, b int64) int64 {
+		if a != 0 {
+			return a
+		}
+		return b
+	}
+	cpu := l.CPU
+	if cpu == 0 {
+		cpu = base.CPU
+	}
+	return berm.Limits{
+		Memory: pick(l.Memory, base.Memory), CPU: cpu, PIDs: pick(l.PIDs, base.PIDs), Disk: pick(l.Disk, base.Disk),
+		ReadBytes: pick(l.ReadBytes, base.ReadBytes), WriteBytes: pick(l.WriteBytes, base.WriteBytes),
+	}
+}
+
+// spec makes the engine's order from a request and its template.
+func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) berm.Spec {
+	level := r.Level
+	if level == "" {
+		level = m.Level
+	}
+	id := berm.NewSandboxID()
+	env := map[string]string{}
+	maps.Copy(env, t.Env)
+	maps.Copy(env, r.Env)
+	spec := berm.Spec{
+		ID: id, Level: level, Layers: t.Layers, Hostname: string(id),
+		Limits: over(t.Limits, r.Limits), Setuid: t.Setuid,
+		Deadline: now.Add(r.Timeout), OnDeadline: r.OnDeadline,
+		Guest: berm.GuestConfig{
+			SandboxID: id, TemplateID: t.ID, Env: env, User: t.User, Workdir: t.Workdir, Timestamp: now,
+		},
+	}
+	if r.Secure {
+		spec.Guest.AccessToken = m.token("access", id)
+	}
+	return spec
+}
+
+// withTokens fills in what is derived and never stored.
+func (m *Manager) withTokens(s Sandbox) Sandbox {
+	if s.Secure {
+		s.AccessToken = m.token("access", s.ID)
+	}
+	if s.Network.Private {
+		s.TrafficToken = m.token("traffic", s.ID)
+	}
+	return s
+}
+
+// Filter chooses sandboxes of a list. Zero fields choose all.
+type Filter struct {
+	States       []berm.State
+	Metadata     map[string]string // every pair must be there
+	Template     string            // id or a name
+	StartedAfter time.Time         // inclusive
+	Ascending    bool
+}
+
+// List returns the sandboxes that the filter chooses by their start, newest first
+// unless it says otherwise.
+func (m *Manager) List(f Filter) []Sandbox {
+	m.mu.Lock()
+	sessions := m.all()
+	m.mu.Unlock()
+	chosen := []Sandbox{}
+	for _, s := range sessions {
+		info := s.snapshot()
+		// To a client a transition is the state that it leads to.
+		switch info.State {
+		case berm.Pausing:
+			info.State = berm.Paused
+		case berm.Resuming:
+			info.State = berm.Running
+		}
+		if f.chooses(&info) {
+			chosen = append(chosen, m.withTokens(info))
+		}
+	}
+	slices.SortFunc(chosen, func(a, b Sandbox) int {
+		if f.Ascending {
+			return compare(a, b)
+		}
+		return compare(b, a)
+	})
+	return chosen
+}
+
+// compare orders by start, then by id so that the order is total.
+func compare(a, b Sandbox) int {
+	if c := a.StartedAt.Compare(b.StartedAt); c != 0 {
+		return c
+	}
+	return strings.Compare(string(a.ID), string(b.ID))
+}
+
+func (f *Filter) chooses(s *Sandbox) bool {
+	if s.State == berm.Killed || f.States != nil && !slices.Contains(f.States, s.State) {
+		return false
+	}
+	for k, v := range f.Metadata {
+		if got, ok := s.Metadata[k]; !ok || got != v {
+			return false
+		}
+	}
+	if f.Template != "" && f.Template != string(s.TemplateID) && !slices.Contains(s.TemplateNames, f.Template) {
+		return false
+	}
+	return !s.StartedAt.Before(f.StartedAfter)
+}

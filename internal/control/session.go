@@ -1,0 +1,428 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"sync"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/store"
+)
+
+// session is one sandbox with its state machine. A transition is a state of its
+// own: whoever needs the state after it waits for changed.
+type session struct {
+	m *Manager
+	// op is held over a call to the engine that changes state or deadline, so that
+	// the order here is the order there. Kill does not take it: it wins.
+	op chan struct{}
+
+	mu      sync.Mutex
+	info    Sandbox
+	handle  berm.Sandbox
+	agent   int                // generations of the guest agent seen
+	changed chan struct{}      // closed at the next change of state
+	life    context.Context    // ends when streams into the sandbox must be cut
+	cut     context.CancelFunc //
+	samples []Sample
+
+	saving sync.Mutex    // two saves must not overtake each other
+	gone   chan struct{} // closed when nothing is left of the sandbox
+}
+
+func newSession(m *Manager) *session {
+	s := &session{m: m, op: make(chan struct{}, 1), changed: make(chan struct{}), gone: make(chan struct{})}
+	s.life, s.cut = context.WithCancel(context.Background())
+	return s
+}
+
+func (s *session) snapshot() Sandbox {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info
+}
+
+func (s *session) state() berm.State {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.info.State
+}
+
+// become moves the session to next and wakes the waiters. The caller holds s.mu and
+// has checked that the state may.
+func (s *session) become(next berm.State) {
+	if !s.info.State.CanBecome(next) {
+		panic("session: " + s.info.State + " cannot become " + next)
+	}
+	s.info.State = next
+	switch next {
+	case berm.Running:
+		if s.life.Err() != nil {
+			s.life, s.cut = context.WithCancel(context.Background())
+		}
+	default:
+		s.cut()
+	}
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// settled waits until the session is in no transition and returns its state.
+func (s *session) settled(ctx context.Context) (berm.State, error) {
+	for {
+		s.mu.Lock()
+		state, changed := s.info.State, s.changed
+		s.mu.Unlock()
+		if state != berm.Pausing && state != berm.Resuming {
+			return state, nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return state, berm.Errorf(berm.Unavailable, "sandbox is %s: %w", state, ctx.Err())
+		}
+	}
+}
+
+// detached is the context of a transition: see transitionTime.
+func detached(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(context.WithoutCancel(ctx), transitionTime)
+}
+
+// begin moves the session from one settled state into a transition.
+func (s *session) begin(from, via berm.State) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch s.info.State {
+	case from:
+		s.become(via)
+		return nil
+	case berm.Killed:
+		return notFound(s.info.ID)
+	default:
+		return berm.Errorf(berm.Conflict, "sandbox %s is %s", s.info.ID, s.info.State)
+	}
+}
+
+// end finishes a transition, unless the sandbox was killed meanwhile.
+func (s *session) end(next berm.State, change func(*Sandbox)) error {
+	s.mu.Lock()
+	if s.info.State == berm.Killed {
+		s.mu.Unlock()
+		return notFound(s.info.ID)
+	}
+	if change != nil {
+		change(&s.info)
+	}
+	s.become(next)
+	s.mu.Unlock()
+	s.save()
+	return nil
+}
+
+func (s *session) pause(ctx context.Context, actor audit.Actor) error {
+	if err := s.begin(berm.Running, berm.Pausing); err != nil {
+		return err
+	}
+	id := s.info.ID
+	if err := s.m.emit(id, actor, audit.SandboxPause, audit.OK, "", nil); err != nil {
+		s.end(berm.Running, nil)
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	s.op <- struct{}{}
+	err := s.handle.Pause(ctx)
+	<-s.op
+	if kind := berm.KindOf(err); err != nil && kind != berm.Conflict {
+		s.m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), nil)
+		if kind == berm.NotFound { // dead; the event will tell why
+			err = notFound(id)
+		}
+		s.end(berm.Running, nil)
+		return err
+	}
+	if endErr := s.end(berm.Paused, nil); endErr != nil {
+		return endErr
+	}
+	s.log("info", "Sandbox paused", nil)
+	return err // Conflict when the deadline paused it first
+}
+
+func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit.Actor, why string) error {
+	if err := s.begin(berm.Paused, berm.Resuming); err != nil {
+		return err
+	}
+	id := s.info.ID
+	if err := s.m.emit(id, actor, audit.SandboxResume, audit.OK, why, nil); err != nil {
+		s.end(berm.Paused, nil)
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	s.op <- struct{}{}
+	deadline := time.Now().Add(timeout).UTC()
+	err := s.handle.Resume(ctx, deadline)
+	if berm.KindOf(err) == berm.Conflict { // it runs already, whoever resumed it
+		err = s.handle.SetDeadline(ctx, deadline)
+	}
+	<-s.op
+	if err != nil {
+		s.m.tell(id, actor, audit.SandboxResume, audit.Failed, err.Error(), nil)
+		if berm.KindOf(err) == berm.NotFound {
+			err = notFound(id)
+		}
+		s.end(berm.Paused, nil)
+		return err
+	}
+	err = s.end(berm.Running, func(info *Sandbox) { info.StartedAt, info.EndAt = time.Now().UTC(), deadline })
+	if err == nil {
+		s.log("info", "Sandbox resumed", map[string]string{"reason": why})
+	}
+	return err
+}
+
+// setDeadline moves the deadline of a running sandbox to what choose makes of the
+// present one. Choosing the present one changes nothing.
+func (s *session) setDeadline(ctx context.Context, actor audit.Actor, choose func(now, end time.Time) time.Time) error {
+	select {
+	case s.op <- struct{}{}:
+		defer func() { <-s.op }()
+	case <-ctx.Done():
+		return berm.Errorf(berm.Unavailable, "sandbox is busy: %w", ctx.Err())
+	}
+	info := s.snapshot()
+	switch info.State {
+	case berm.Running:
+	case berm.Killed:
+		return notFound(info.ID)
+	default:
+		return berm.Errorf(berm.Conflict, "sandbox %s is %s", info.ID, info.State)
+	}
+	end := choose(time.Now().UTC(), info.EndAt)
+	if end.Equal(info.EndAt) {
+		return nil
+	}
+	if err := s.m.emit(info.ID, actor, audit.SandboxUpdate, audit.OK, "", map[string]any{"deadline": end}); err != nil {
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	if err := s.handle.SetDeadline(ctx, end); err != nil {
+		switch berm.KindOf(err) {
+		case berm.NotFound:
+			return notFound(info.ID)
+		case berm.Conflict:
+			s.check(ctx)
+		}
+		return err
+	}
+	s.mu.Lock()
+	s.info.EndAt = end
+	s.mu.Unlock()
+	s.save()
+	return nil
+}
+
+// kill ends the sandbox and returns when nothing of it is left. Of several callers
+// the first is told of success, the others that there is no such sandbox.
+func (s *session) kill(ctx context.Context, actor audit.Actor) error {
+	s.mu.Lock()
+	if s.info.State == berm.Killed {
+		s.mu.Unlock()
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+		}
+		return notFound(s.info.ID)
+	}
+	s.become(berm.Killed)
+	s.mu.Unlock()
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	exit, err := s.current().Kill(ctx, berm.ReasonKilled)
+	if err != nil {
+		s.m.Log.Error("killing a sandbox failed, trying again", "sandbox", s.info.ID, "error", err)
+		s.m.work.Go(func() { s.bury(berm.Exit{Reason: berm.ReasonKilled, Code: -1, At: time.Now().UTC()}) })
+		return berm.Errorf(berm.Internal, "killing sandbox %s: %w", s.info.ID, err)
+	}
+	s.finish(exit, actor)
+	return nil
+}
+
+// ended takes note that the sandbox died by itself.
+func (s *session) ended(exit berm.Exit) {
+	s.mu.Lock()
+	if s.info.State == berm.Killed { // kill tells the story
+		s.mu.Unlock()
+		return
+	}
+	s.become(berm.Killed)
+	s.mu.Unlock()
+	s.bury(exit)
+}
+
+// bury removes what is left of a dead sandbox, as often as it takes, and finishes
+// the session. The exit given is used when the engine knows none.
+func (s *session) bury(exit berm.Exit) {
+	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Minute) {
+		ctx, cancel := context.WithTimeout(s.m.ctx, transitionTime)
+		found, err := s.m.Engine.Remove(ctx, s.info.ID)
+		cancel()
+		if err == nil {
+			if found != (berm.Exit{}) {
+				exit = found
+			}
+			s.finish(exit, system)
+			return
+		}
+		if s.m.ctx.Err() != nil {
+			return // the next server finds it
+		}
+		s.m.Log.Error("removing a dead sandbox failed", "sandbox", s.info.ID, "error", err)
+		if !sleep(s.m.ctx, wait) {
+			return
+		}
+	}
+}
+
+// finish closes the books of a sandbox of which nothing is left.
+func (s *session) finish(exit berm.Exit, actor audit.Actor) {
+	s.mu.Lock()
+	s.info.Exit = &exit
+	s.mu.Unlock()
+	s.m.mu.Lock()
+	delete(s.m.sessions, s.info.ID)
+	s.m.mu.Unlock()
+	s.save()
+	s.log("info", "Sandbox ended", map[string]string{"reason": string(exit.Reason), "detail": exit.Detail})
+	if exit.Reason == berm.ReasonOOM {
+		s.m.tell(s.info.ID, system, audit.LimitHit, audit.OK, exit.Detail, map[string]any{"limit": "memory"})
+	}
+	s.m.tell(s.info.ID, actor, audit.SandboxExit, audit.OK, string(exit.Reason), exit)
+	if handle := s.current(); handle != nil {
+		handle.Close()
+	}
+	close(s.gone)
+}
+
+// watch follows what the sandbox's monitor reports until the sandbox is dead.
+func (s *session) watch() {
+	for s.m.ctx.Err() == nil {
+		if events, err := s.handle.Events(s.m.ctx); err == nil {
+			s.check(s.m.ctx) // for what happened before
+			for status := range events {
+				if s.observe(status) {
+					return
+				}
+			}
+		}
+		if s.m.ctx.Err() != nil || s.state() == berm.Killed {
+			return
+		}
+		// The monitor is lost, or only the connection to it.
+		handle, _, err := s.m.open(s.m.ctx, s.info.ID)
+		if s.m.ctx.Err() != nil {
+			return
+		}
+		if err != nil {
+			s.ended(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "its monitor was lost", At: time.Now().UTC()})
+			return
+		}
+		s.op <- struct{}{}
+		s.mu.Lock()
+		old := s.handle
+		s.handle = handle
+		s.mu.Unlock()
+		<-s.op
+		old.Close()
+		s.check(s.m.ctx)
+		sleep(s.m.ctx, 100*time.Millisecond)
+	}
+}
+
+// observe takes in one report and says whether it was the last.
+func (s *session) observe(status berm.Status) bool {
+	if status.Exit != nil {
+		s.ended(*status.Exit)
+		return true
+	}
+	s.mu.Lock()
+	lost := status.Agent > s.agent && s.agent > 0
+	s.agent = max(s.agent, status.Agent)
+	paused := status.State == berm.Paused && s.info.State == berm.Running
+	s.mu.Unlock()
+	if lost {
+		s.m.tell(s.info.ID, system, audit.AgentLost, audit.OK, "", map[string]any{"generation": status.Agent})
+		s.log("warn", "The guest agent ended and was started again", nil)
+	}
+	if paused {
+		s.check(s.m.ctx)
+	}
+	return false
+}
+
+// check looks whether the sandbox was paused by its deadline. A report alone is no
+// proof: it may be older than a resume.
+func (s *session) check(ctx context.Context) {
+	status, err := s.current().Status(ctx)
+	if err != nil || status.State != berm.Paused {
+		return
+	}
+	s.mu.Lock()
+	if s.info.State != berm.Running {
+		s.mu.Unlock()
+		return
+	}
+	s.become(berm.Pausing)
+	s.become(berm.Paused)
+	s.mu.Unlock()
+	s.save()
+	s.m.tell(s.info.ID, system, audit.SandboxPause, audit.OK, "deadline", nil)
+	s.log("info", "Sandbox paused at its deadline", nil)
+}
+
+// save stores the session as it is. Failing is no reason to fail what has happened
+// already: the next change is saved anew.
+func (s *session) save() {
+	if err := s.trySave(); err != nil {
+		s.m.Log.Error("saving a sandbox failed", "sandbox", s.info.ID, "error", err)
+	}
+}
+
+func (s *session) trySave() error {
+	s.saving.Lock()
+	defer s.saving.Unlock()
+	info := s.snapshot()
+	record, err := json.Marshal(info)
+	if err != nil {
+		return err
+	}
+	row := store.Sandbox{ID: info.ID, Record: record}
+	if info.Exit != nil {
+		row.Killed = info.Exit.At
+		if row.Killed.IsZero() {
+			row.Killed = time.Now()
+		}
+	}
+	return s.m.Store.SaveSandbox(context.Background(), row)
+}
+
+// log adds a line to the sandbox's log.
+func (s *session) log(level, message string, fields map[string]string) {
+	if fields == nil {
+		fields = map[string]string{}
+	}
+	text, err := json.Marshal(fields)
+	if err == nil {
+		err = s.m.Store.AppendLog(context.Background(), s.info.ID, store.LogLine{
+			Time: time.Now().UTC(), Level: level, Message: message, Fields: string(text),
+		})
+	}
+	if err != nil {
+		s.m.Log.Error("log line lost", "sandbox", s.info.ID, "error", err)
+	}
+	s.m.Log.Info(message, "sandbox", s.info.ID, "fields", fields)
+}

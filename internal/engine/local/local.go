@@ -1,0 +1,252 @@
+// Package local is the engine that runs sandboxes on this machine: it chooses the
+// driver and leases host ids.
+package local
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+)
+
+// Leases keeps which sandbox holds which range of host ids, across restarts.
+type Leases interface {
+	// Leases returns the holder of the range that starts at each base.
+	Leases(ctx context.Context) (map[uint32]berm.SandboxID, error)
+	Lease(ctx context.Context, base uint32, id berm.SandboxID) error
+	Release(ctx context.Context, id berm.SandboxID) error
+}
+
+// Config is what an engine is made of.
+type Config struct {
+	Drivers []berm.Driver
+	Leases  Leases
+	// IDs is the run of host ids to lease from. With a count of zero no ids are
+	// leased: the drivers run without root and map their own.
+	IDs berm.IDRange
+}
+
+// DefaultIDs is the run of host ids that is leased from when nothing else is
+// configured: 16,384 sandboxes' worth above what distributions hand out to users.
+var DefaultIDs = berm.IDRange{Base: 0x70000000, Count: 16384 * berm.IDsPerSandbox}
+
+// strength orders the levels.
+var strength = map[berm.Level]int{berm.Namespace: 1, berm.GVisor: 2, berm.MicroVM: 3}
+
+// Engine is this machine as a berm.Engine.
+type Engine struct {
+	leases  Leases
+	ids     berm.IDRange
+	drivers []berm.Driver // strongest first
+	probes  []berm.Probe  // of the drivers, in their order
+
+	mu     sync.Mutex
+	leased map[uint32]berm.SandboxID // by base
+	next   uint32                    // slot to try first, so that a range rests before it is used again
+}
+
+// New probes the drivers and reads the leases.
+func New(ctx context.Context, c Config) (*Engine, error) {
+	e := &Engine{leases: c.Leases, ids: c.IDs, drivers: slices.Clone(c.Drivers)}
+	slices.SortStableFunc(e.drivers, func(a, b berm.Driver) int { return strength[b.Level()] - strength[a.Level()] })
+	for _, d := range e.drivers {
+		e.probes = append(e.probes, d.Probe(ctx))
+	}
+	leased, err := c.Leases.Leases(ctx)
+	if err != nil {
+		return nil, err
+	}
+	e.leased = leased
+	return e, nil
+}
+
+// Probe says what the drivers found when the engine was made, strongest first.
+func (e *Engine) Probe(context.Context) []berm.Probe { return slices.Clone(e.probes) }
+
+// driver chooses the driver for a level.
+func (e *Engine) driver(level berm.Level) (berm.Driver, error) {
+	for i, d := range e.drivers {
+		if level == d.Level() || level == berm.Auto || level == "" {
+			if e.probes[i].Usable {
+				return d, nil
+			}
+			if level == d.Level() {
+				return nil, berm.Errorf(berm.Unsupported, "isolation level %s cannot be had here: %s", level, missing(e.probes[i])).
+					WithHint("berm doctor shows what is missing and how to get it")
+			}
+		}
+	}
+	if level == berm.Auto || level == "" {
+		return nil, berm.Errorf(berm.Unsupported, "no isolation level can be had here").
+			WithHint("berm doctor shows what is missing and how to get it")
+	}
+	return nil, berm.Errorf(berm.Unsupported, "isolation level %q is not known here", string(level))
+}
+
+func missing(p berm.Probe) string {
+	var names []string
+	for _, f := range p.Features {
+		if f.Required && !f.Found {
+			names = append(names, f.Name)
+		}
+	}
+	if names == nil {
+		return "the probe found it unusable"
+	}
+	return "no " + strings.Join(names, ", no ")
+}
+
+// Create makes the sandbox of spec on the driver of its level.
+func (e *Engine) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, error) {
+	driver, err := e.driver(spec.Level)
+	if err != nil {
+		return nil, err
+	}
+	spec.Level = driver.Level()
+	cu := cleanup.Make()
+	defer cu.Clean()
+	if e.ids.Count > 0 {
+		if spec.IDs, err = e.lease(ctx, spec.ID); err != nil {
+			return nil, err
+		}
+		cu.Add(func() { e.removeFrom(driver, spec.ID) })
+	}
+	if err := failpoint.Hit("engine.leased"); err != nil {
+		return nil, err
+	}
+	sandbox, err := driver.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	cu.Release()
+	return &handle{sandbox, e}, nil
+}
+
+// removeFrom gives a lease back after a failed create, and only when the driver
+// says that nothing is left of the sandbox.
+func (e *Engine) removeFrom(driver berm.Driver, id berm.SandboxID) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	if _, err := driver.Remove(ctx, id); err == nil {
+		// A lease that stays is taken back when the server starts next.
+		_ = e.release(ctx, id)
+	}
+}
+
+func (e *Engine) lease(ctx context.Context, id berm.SandboxID) (berm.IDRange, error) {
+	e.mu.Lock()
+	slots := e.ids.Count / berm.IDsPerSandbox
+	base, found := uint32(0), false
+	for i := range slots {
+		slot := (e.next + i) % slots
+		base = e.ids.Base + slot*berm.IDsPerSandbox
+		if _, held := e.leased[base]; !held {
+			e.leased[base], e.next, found = id, slot+1, true
+			break
+		}
+	}
+	e.mu.Unlock()
+	if !found {
+		return berm.IDRange{}, berm.Errorf(berm.Exhausted, "all %d host id ranges are leased", slots)
+	}
+	if err := e.leases.Lease(context.WithoutCancel(ctx), base, id); err != nil {
+		e.mu.Lock()
+		delete(e.leased, base)
+		e.mu.Unlock()
+		return berm.IDRange{}, err
+	}
+	return berm.IDRange{Base: base, Count: berm.IDsPerSandbox}, nil
+}
+
+// release takes the range of a sandbox back. The caller has proof that no process
+// and no file of the sandbox is left.
+func (e *Engine) release(ctx context.Context, id berm.SandboxID) error {
+	e.mu.Lock()
+	var base uint32
+	held := false
+	for b, holder := range e.leased {
+		if holder == id {
+			base, held = b, true
+			break
+		}
+	}
+	e.mu.Unlock()
+	if !held {
+		return nil
+	}
+	if err := e.leases.Release(context.WithoutCancel(ctx), id); err != nil {
+		return err
+	}
+	e.mu.Lock()
+	delete(e.leased, base)
+	e.mu.Unlock()
+	return nil
+}
+
+// Open finds a living sandbox again, on whichever driver has it.
+func (e *Engine) Open(ctx context.Context, id berm.SandboxID) (berm.Sandbox, error) {
+	err := error(berm.Errorf(berm.NotFound, "sandbox %s was not found", id))
+	for _, d := range e.drivers {
+		sandbox, openErr := d.Open(ctx, id)
+		if openErr == nil {
+			return &handle{sandbox, e}, nil
+		}
+		if berm.KindOf(openErr) != berm.NotFound {
+			err = openErr
+		}
+	}
+	return nil, err
+}
+
+// List names every sandbox that a driver or a lease knows.
+func (e *Engine) List(ctx context.Context) ([]berm.SandboxID, error) {
+	var all []berm.SandboxID
+	for _, d := range e.drivers {
+		ids, err := d.List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, ids...)
+	}
+	e.mu.Lock()
+	for _, id := range e.leased {
+		all = append(all, id)
+	}
+	e.mu.Unlock()
+	slices.Sort(all)
+	return slices.Compact(all), nil
+}
+
+// Remove takes away all that is left of a sandbox on every driver, then its lease.
+func (e *Engine) Remove(ctx context.Context, id berm.SandboxID) (berm.Exit, error) {
+	var exit berm.Exit
+	for _, d := range e.drivers {
+		found, err := d.Remove(ctx, id)
+		if err != nil {
+			return exit, err
+		}
+		if found != (berm.Exit{}) {
+			exit = found
+		}
+	}
+	return exit, e.release(ctx, id)
+}
+
+// handle gives the lease back once Kill has proved that the sandbox is gone.
+type handle struct {
+	berm.Sandbox
+	engine *Engine
+}
+
+func (h *handle) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, error) {
+	exit, err := h.Sandbox.Kill(ctx, reason)
+	if err != nil {
+		return exit, err
+	}
+	return exit, h.engine.release(ctx, h.ID())
+}
