@@ -1,0 +1,206 @@
+// Package mount makes mounts by descriptor, through the mount API of Linux 5.12 and
+// newer: a mount exists detached, seen in no mount table, until it is attached, and
+// goes away with its last descriptor if it never is.
+//
+// Descriptors that the functions return are close-on-exec and the caller's to close.
+// Errors have the kinds Unsupported (the kernel lacks the call, the file system or
+// the option), Denied (missing rights), NotFound (a path) and Internal.
+package mount
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Attributes for New, SetAttr and Bind.
+const (
+	ReadOnly = unix.MOUNT_ATTR_RDONLY
+	NoSuid   = unix.MOUNT_ATTR_NOSUID
+	NoDev    = unix.MOUNT_ATTR_NODEV
+	NoExec   = unix.MOUNT_ATTR_NOEXEC
+	NoAtime  = unix.MOUNT_ATTR_NOATIME
+)
+
+// An Option is one parameter of a file system.
+type Option struct {
+	key, value string
+	fd         int // when value is ""; -1 for a flag
+}
+
+// Flag is an option without a value.
+func Flag(key string) Option { return Option{key, "", -1} }
+
+// Value is an option with a value that is not empty.
+func Value(key, value string) Option { return Option{key, value, -1} }
+
+// FD is an option whose value is a file, such as upperdir (overlayfs since 6.13).
+func FD(key string, fd int) Option { return Option{key, "", fd} }
+
+// New makes a new instance of a file system and returns its detached mount. source is
+// what mount tables show; a block device for disk file systems.
+func New(fstype, source string, attr uint64, options ...Option) (int, error) {
+	context, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
+	if err == unix.ENODEV {
+		return -1, berm.Errorf(berm.Unsupported, "the kernel has no file system %s", fstype)
+	}
+	if err != nil {
+		return -1, failed(err, "open file system %s", fstype)
+	}
+	defer unix.Close(context)
+	for _, o := range append([]Option{Value("source", source)}, options...) {
+		switch {
+		case o.value != "":
+			err = unix.FsconfigSetString(context, o.key, o.value)
+		case o.fd >= 0:
+			err = unix.FsconfigSetFd(context, o.key, o.fd)
+		default:
+			err = unix.FsconfigSetFlag(context, o.key)
+		}
+		if err == unix.EINVAL {
+			return -1, berm.Errorf(berm.Unsupported, "%s does not take the option %s=%s%s: %w", fstype, o.key, o.value, messages(context), err)
+		}
+		if err != nil {
+			return -1, failed(err, "set %s=%s of %s%s", o.key, o.value, fstype, messages(context))
+		}
+	}
+	if err := unix.FsconfigCreate(context); err != nil {
+		return -1, failed(err, "make file system %s%s", fstype, messages(context))
+	}
+	fd, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, int(attr))
+	if err != nil {
+		return -1, failed(err, "mount file system %s%s", fstype, messages(context))
+	}
+	return fd, nil
+}
+
+// messages reads what the file system has to say about a failure.
+func messages(context int) string {
+	var all strings.Builder
+	buf := make([]byte, 1024)
+	for range 8 { // the kernel keeps that many
+		n, err := unix.Read(context, buf)
+		if err != nil || n < 2 {
+			break
+		}
+		fmt.Fprintf(&all, " (%s)", strings.TrimSpace(string(buf[2:n]))) // after "e ", "w " or "i "
+	}
+	return all.String()
+}
+
+// Clone returns a detached mount of what dirfd and path name: a bind mount that is not
+// attached yet. recursive takes the mounts below along.
+func Clone(dirfd int, path string, recursive bool) (int, error) {
+	flags := uint(unix.OPEN_TREE_CLONE | unix.OPEN_TREE_CLOEXEC | unix.AT_EMPTY_PATH)
+	if recursive {
+		flags |= unix.AT_RECURSIVE
+	}
+	fd, err := unix.OpenTree(dirfd, path, flags)
+	if err != nil {
+		return -1, failed(err, "clone mount of %s", path)
+	}
+	return fd, nil
+}
+
+// SetAttr sets and clears attributes of a mount, attached or not.
+func SetAttr(fd int, set, clear uint64, recursive bool) error {
+	return setAttr(fd, &unix.MountAttr{Attr_set: set, Attr_clr: clear}, recursive, "set attributes of a mount")
+}
+
+// IDMap maps the owners of files on a detached mount by a user namespace: what belongs
+// to id n on disk belongs to whom the namespace maps n. File systems that cannot
+// fail with Unsupported: overlayfs is one, so map its layers instead.
+func IDMap(fd, userns int) error {
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(userns)}
+	err := setAttr(fd, &attr, false, "map ids of a mount")
+	if errors.Is(err, unix.EINVAL) {
+		return berm.Errorf(berm.Unsupported, "the file system cannot map ids: %w", err)
+	}
+	return err
+}
+
+// Private stops mounts and unmounts from spreading out of and into all mounts at and
+// below path. It is the first step in a new mount namespace.
+func Private(path string) error {
+	err := unix.MountSetattr(unix.AT_FDCWD, path, unix.AT_RECURSIVE, &unix.MountAttr{Propagation: unix.MS_PRIVATE})
+	if err != nil {
+		return failed(err, "make %s private", path)
+	}
+	return nil
+}
+
+func setAttr(fd int, attr *unix.MountAttr, recursive bool, what string) error {
+	flags := uint(unix.AT_EMPTY_PATH)
+	if recursive {
+		flags |= unix.AT_RECURSIVE
+	}
+	if err := unix.MountSetattr(fd, "", flags, attr); err != nil {
+		return failed(err, "%s", what)
+	}
+	return nil
+}
+
+// Attach puts a detached mount, or moves an attached one, onto what dirfd and path
+// name. It does not follow a symbolic link at the end of path.
+func Attach(fd, dirfd int, path string) error {
+	flags := unix.MOVE_MOUNT_F_EMPTY_PATH
+	if path == "" {
+		flags |= unix.MOVE_MOUNT_T_EMPTY_PATH
+	}
+	if err := unix.MoveMount(fd, "", dirfd, path, flags); err != nil {
+		return failed(err, "attach mount to %s", path)
+	}
+	return nil
+}
+
+// Bind shows a file or directory at a second place, with more attributes.
+func Bind(fromDir int, from string, toDir int, to string, attr uint64) error {
+	fd, err := Clone(fromDir, from, false)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if attr != 0 {
+		if err := SetAttr(fd, attr, 0, false); err != nil {
+			return err
+		}
+	}
+	return Attach(fd, toDir, to)
+}
+
+// Pivot makes the mount at dir the root of the calling process's mount namespace and
+// takes the old root away. The working directory is the new root afterwards.
+func Pivot(dir string) error {
+	// With both arguments "." the old root comes to lie on top of the new one, so no
+	// directory for it is needed.
+	if err := unix.Chdir(dir); err != nil {
+		return failed(err, "enter %s", dir)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return failed(err, "make %s the root", dir)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return failed(err, "detach the old root")
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return failed(err, "enter the new root")
+	}
+	return nil
+}
+
+func failed(err error, what string, args ...any) error {
+	kind := berm.Internal
+	switch {
+	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP):
+		kind = berm.Unsupported
+	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
+		kind = berm.Denied
+	case errors.Is(err, unix.ENOENT):
+		kind = berm.NotFound
+	}
+	return berm.Errorf(kind, "%s: %w", fmt.Sprintf(what, args...), err)
+}
