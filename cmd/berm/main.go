@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -17,15 +18,32 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// commands lists every subcommand of berm in the order of its help.
-func commands() []*cobra.Command {
-	return []*cobra.Command{
+// commands lists every subcommand of berm, by group and in the order of its help.
+func commands() (sandboxes, machine []*cobra.Command) {
+	sandboxes = []*cobra.Command{
+		newCreateCommand(),
+		newListCommand(),
+		newExecCommand(),
+		newConnectCommand(),
+		newCopyCommand(),
+		newPauseCommand(),
+		newResumeCommand(),
+		newKillCommand(),
+		newLogsCommand(),
+		newMetricsCommand(),
+		newInspectCommand(),
+	}
+	machine = []*cobra.Command{
 		newServeCommand(),
 		newKeyCommand(),
+		newContextCommand(),
+		newDoctorCommand(probeHost),
 	}
+	return sandboxes, machine
 }
 
 func newRootCommand() *cobra.Command {
+	cobra.EnableCommandSorting = false // the order below is one of use
 	root := &cobra.Command{
 		Use:           "berm",
 		Short:         "Sandboxes for AI agents",
@@ -34,12 +52,38 @@ func newRootCommand() *cobra.Command {
 		SilenceErrors: true, // main prints it, with its hint
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	root.AddCommand(commands()...)
+	root.SuggestionsMinimumDistance = 2
+	root.Args = unknownCommand
+	root.RunE = func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+	root.AddGroup(&cobra.Group{ID: "sandboxes", Title: "Sandboxes:"}, &cobra.Group{ID: "machine", Title: "Servers and hosts:"})
+	sandboxes, machine := commands()
+	for _, cmd := range sandboxes {
+		cmd.GroupID = "sandboxes"
+	}
+	for _, cmd := range machine {
+		cmd.GroupID = "machine"
+	}
+	root.AddCommand(sandboxes...)
+	root.AddCommand(machine...)
 	return root
+}
+
+// unknownCommand refuses what is no subcommand.
+func unknownCommand(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return nil
+	}
+	err := berm.Errorf(berm.Invalid, "unknown command %q for %q", args[0], cmd.CommandPath())
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		err.WithHint("Did you mean %s?", strings.Join(near, " or "))
+	}
+	return usageError{err}
 }
 
 // usageError marks a wrong command line: exit code 2.
 type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
 
 // exitError carries the exit code of a command that ran in a sandbox; nothing is
 // printed for it.
@@ -66,7 +110,7 @@ func main() {
 func run(ctx context.Context, args []string) int {
 	root := newRootCommand()
 	root.SetArgs(args)
-	err := root.ExecuteContext(ctx)
+	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return 0
 	}
@@ -74,9 +118,13 @@ func run(ctx context.Context, args []string) int {
 	if errors.As(err, &exit) {
 		return int(exit)
 	}
-	fmt.Fprintln(os.Stderr, "berm:", err)
-	if hint := berm.HintOf(err); hint != "" {
-		fmt.Fprintln(os.Stderr, "hint:", hint)
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return 128 + int(syscall.SIGINT) // the user ended it, and knows
+	}
+	if json := cmd.Flags().Lookup("json"); json != nil && json.Changed {
+		printErrorJSON(os.Stderr, err)
+	} else {
+		printError(os.Stderr, err)
 	}
 	var usage usageError
 	if errors.As(err, &usage) {

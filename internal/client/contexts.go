@@ -15,7 +15,7 @@ import (
 )
 
 // DefaultURL is where `berm serve` listens unless it is told otherwise.
-const DefaultURL = "http://127.0.0.1:7370"
+const DefaultURL = "http://127.0.0.1:7676"
 
 // Context is a server with a name.
 type Context struct {

@@ -15,6 +15,7 @@ import (
 
 // FileInfo is what a sandbox tells of a path; a link is followed.
 type FileInfo struct {
+	Path string // absolute
 	Dir  bool
 	Mode fs.FileMode // permission bits
 	Size int64
@@ -29,6 +30,7 @@ func (a *Agent) Stat(ctx context.Context, path string) (FileInfo, error) {
 	}
 	e := got.Msg.GetEntry()
 	return FileInfo{
+		Path: e.GetPath(),
 		Dir:  e.GetType() == filesystem.FileType_FILE_TYPE_DIRECTORY,
 		Mode: fs.FileMode(e.GetMode()) & fs.ModePerm,
 		Size: e.GetSize(),

@@ -150,9 +150,9 @@ func endOf(e *process.ProcessEvent_EndEvent) End {
 // Output says where a command's output goes. The output of a terminal is Stdout.
 type Output struct {
 	Stdout, Stderr io.Writer
-	// Notify is told about a lost connection while Wait tries to get it back. Nil
-	// makes a lost connection an error.
-	Notify func(string)
+	// Notify is told when the connection is lost, while Wait tries to get it back, and
+	// when it is there again. Nil makes a lost connection an error.
+	Notify func(lost bool, message string)
 }
 
 // ErrTimeout says that a command's deadline has passed; it was killed.
@@ -206,7 +206,7 @@ func (p *Process) Wait(ctx context.Context, o Output) (End, error) {
 }
 
 // attach connects to the process again after its stream failed with lost.
-func (p *Process) attach(ctx context.Context, notify func(string), lost error) error {
+func (p *Process) attach(ctx context.Context, notify func(bool, string), lost error) error {
 	p.stream.close()
 	began, wait, said := time.Now(), 50*time.Millisecond, ""
 	for {
@@ -230,7 +230,7 @@ func (p *Process) attach(ctx context.Context, notify func(string), lost error) e
 			began = time.Now() // somebody wanted it: wait for as long as it takes
 		default:
 			if err = p.connect(ctx); err == nil {
-				notify(fmt.Sprintf("connected again after %v; output of the time between is missing", time.Since(began).Round(100*time.Millisecond)))
+				notify(false, fmt.Sprintf("connected again after %v; output of the time between is missing", time.Since(began).Round(100*time.Millisecond)))
 				return nil
 			}
 			if berm.KindOf(err) == berm.NotFound {
@@ -241,7 +241,7 @@ func (p *Process) attach(ctx context.Context, notify func(string), lost error) e
 			return lost
 		}
 		if state != "" && state != said {
-			notify(state)
+			notify(true, state)
 			said = state
 		}
 		select {

@@ -197,13 +197,13 @@ type LogEntry struct {
 	Fields    map[string]string `json:"fields,omitempty"`
 }
 
-// maxLogs is the most log lines that one call returns.
-const maxLogs = 1000
+// MaxLogs is the most log lines that one call returns.
+const MaxLogs = 1000
 
 // Logs returns a sandbox's log lines from a time on (zero: all that the server
-// has), oldest first, at most 1000.
+// has), oldest first, at most MaxLogs.
 func (c *Client) Logs(ctx context.Context, id berm.SandboxID, since time.Time) ([]LogEntry, error) {
-	query := url.Values{"limit": {strconv.Itoa(maxLogs)}, "direction": {"forward"}}
+	query := url.Values{"limit": {strconv.Itoa(MaxLogs)}, "direction": {"forward"}}
 	if !since.IsZero() {
 		query.Set("cursor", strconv.FormatInt(since.UnixMilli(), 10))
 	}

@@ -102,7 +102,7 @@ func ReadTree(r io.Reader, dir string, skipped func(name, why string)) error {
 			skipped(h.Name, "a path outside of the directory")
 			continue
 		}
-		if err := parents.make(path.Dir(name)); err != nil {
+		if err := parents.make(path.Dir(name), 0o755); err != nil {
 			skipped(h.Name, err.Error())
 			continue
 		}
@@ -118,11 +118,11 @@ func ReadTree(r io.Reader, dir string, skipped func(name, why string)) error {
 // that it was left out.
 func readEntry(root *os.Root, parents *realDirs, t *tar.Reader, h *tar.Header, name string) (why string, err error) {
 	if h.Typeflag == tar.TypeDir {
-		if err := parents.make(name); err != nil {
+		// The owner keeps all rights: files are to be written into it.
+		if err := parents.make(name, fs.FileMode(h.Mode).Perm()|0o700); err != nil {
 			return err.Error(), nil
 		}
-		// The owner keeps all rights: files are to be written into it.
-		return "", root.Chmod(name, fs.FileMode(h.Mode).Perm()|0o700)
+		return "", nil
 	}
 	old := ""
 	switch h.Typeflag {
@@ -157,14 +157,11 @@ func readEntry(root *os.Root, parents *realDirs, t *tar.Reader, h *tar.Header, n
 	case tar.TypeLink:
 		return "", root.Link(old, name)
 	}
-	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode).Perm()|0o200)
+	f, err := root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, fs.FileMode(h.Mode).Perm())
 	if err != nil {
 		return "", err
 	}
 	_, err = io.Copy(f, t)
-	if chmod := f.Chmod(fs.FileMode(h.Mode).Perm()); err == nil {
-		err = chmod
-	}
 	if closing := f.Close(); err == nil {
 		err = closing
 	}
@@ -205,11 +202,12 @@ type realDirs struct {
 
 var errLinkedParent = errors.New("a link is on the way to it")
 
-func (d *realDirs) check(dir string) error { return d.walk(dir, false) }
+func (d *realDirs) check(dir string) error { return d.walk(dir, 0) }
 
-func (d *realDirs) make(dir string) error { return d.walk(dir, true) }
+func (d *realDirs) make(dir string, mode fs.FileMode) error { return d.walk(dir, mode) }
 
-func (d *realDirs) walk(dir string, create bool) error {
+// walk makes what is missing with a mode, unless that is 0.
+func (d *realDirs) walk(dir string, mode fs.FileMode) error {
 	if dir == "." || dir == d.last {
 		return nil
 	}
@@ -219,8 +217,8 @@ func (d *realDirs) walk(dir string, create bool) error {
 		}
 		info, err := d.root.Lstat(dir[:i])
 		switch {
-		case errors.Is(err, fs.ErrNotExist) && create:
-			if err := d.root.Mkdir(dir[:i], 0o755); err != nil {
+		case errors.Is(err, fs.ErrNotExist) && mode != 0:
+			if err := d.root.Mkdir(dir[:i], mode); err != nil {
 				return err
 			}
 		case err != nil:

@@ -1,0 +1,67 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm/internal/client"
+)
+
+func newCreateCommand() *cobra.Command {
+	var (
+		o             client.CreateOptions
+		timeout       durationFlag
+		env, metadata []string
+	)
+	cmd := serverCommand(&cobra.Command{
+		Use:   "create [TEMPLATE]",
+		Short: "Make a sandbox and print its id",
+		Long: `Make a sandbox from a template, "base" unless another is named, and print its id
+when it is usable.`,
+		Example: `  berm create
+  id=$(berm create --timeout 1h --env GREETING=hello --metadata user=ann)
+  berm create my-template --auto-pause --auto-resume`,
+		Args:              usageArgs(cobra.MaximumNArgs(1)),
+		ValidArgsFunction: completeTemplates,
+	})
+	asJSON := jsonFlag(cmd)
+	flags := cmd.Flags()
+	flags.Var(&timeout, "timeout", "time to live (default: the server's, 5m)")
+	flags.StringArrayVarP(&env, "env", "e", nil, "variable for every command in it, KEY=VALUE; KEY alone takes the value from here")
+	flags.StringArrayVarP(&metadata, "metadata", "m", nil, "KEY=VALUE to find it by")
+	flags.BoolVar(&o.AutoPause, "auto-pause", false, "pause it when its time is over, instead of killing it")
+	flags.BoolVar(&o.AutoResume, "auto-resume", false, "wake it from a pause when somebody calls it")
+	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		o.Template, o.Timeout = "base", time.Duration(timeout)
+		if len(args) > 0 {
+			o.Template = args[0]
+		}
+		if o.Env, err = pairs("env", env, os.LookupEnv); err != nil {
+			return err
+		}
+		if o.Metadata, err = pairs("metadata", metadata, nil); err != nil {
+			return err
+		}
+		c, err := server(cmd)
+		if err != nil {
+			return err
+		}
+		s, err := c.Create(cmd.Context(), o)
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return printJSON(cmd.OutOrStdout(), s)
+		}
+		id, err := sandboxID(string(s.ID))
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
+		return err
+	}
+	return cmd
+}

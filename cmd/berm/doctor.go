@@ -1,0 +1,113 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newDoctorCommand(probe func(context.Context) ([]berm.Probe, error)) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "doctor",
+		Short: "Say what this host can isolate, and what is missing",
+		Long: `Say which isolation levels this host can give, with each feature of the kernel and
+of the system found or missing, the first kernel that has it, and how to get it. It
+looks at this machine, as the user who runs it; a server may run as another one.
+
+The exit code is 0 when the namespace level is usable, else 1.`,
+		Example: `  berm doctor
+  sudo berm doctor --fix-hints
+  berm doctor --json | jq '.[].features[] | select(.found | not)'`,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	asJSON := jsonFlag(cmd)
+	fixes := cmd.Flags().Bool("fix-hints", false, "say how to get what is missing but not required, too")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		probes, err := probe(cmd.Context())
+		if err != nil {
+			return err
+		}
+		out := cmd.OutOrStdout()
+		if *asJSON {
+			if err := printJSON(out, append([]berm.Probe{}, probes...)); err != nil {
+				return err
+			}
+		} else if err := printProbes(out, probes, *fixes); err != nil {
+			return err
+		}
+		for _, p := range probes {
+			if p.Level == berm.Namespace && p.Usable {
+				return nil
+			}
+		}
+		if *asJSON {
+			return exitError(1)
+		}
+		return errors.New("the namespace level cannot be used here")
+	}
+	return cmd
+}
+
+func printProbes(w io.Writer, probes []berm.Probe, fixes bool) error {
+	style := terminal.StyleFor(w)
+	for i, p := range probes {
+		usable := style.Good("usable")
+		if !p.Usable {
+			usable = style.Bad("not usable")
+		}
+		if i > 0 {
+			fmt.Fprintln(w)
+		}
+		fmt.Fprintf(w, "%s  %s\n", style.Bold("Level "+terminal.Escape(string(p.Level))), usable)
+		widest := 0
+		for _, f := range p.Features {
+			widest = max(widest, terminal.Width(terminal.Escape(f.Name)))
+		}
+		for _, f := range p.Features {
+			mark, detail := style.Good("ok     "), f.Detail
+			if !f.Found {
+				mark = style.Bad("missing")
+				if !f.Required {
+					mark = style.Dim("absent ")
+				}
+				if f.MinVersion != "" {
+					detail = join(detail, "needs Linux "+f.MinVersion)
+				}
+				if f.Required {
+					detail = join(detail, "required")
+				}
+			}
+			name := terminal.Escape(f.Name)
+			line := fmt.Sprintf("  %s  %s", mark, name)
+			if detail != "" {
+				line += fmt.Sprintf("%*s%s", widest-terminal.Width(name)+2, "", terminal.Escape(detail))
+			}
+			if _, err := fmt.Fprintln(w, line); err != nil {
+				return err
+			}
+			if !f.Found && f.Fix != "" && (f.Required || fixes) {
+				fmt.Fprintf(w, "           fix: %s\n", terminal.Escape(f.Fix))
+			}
+		}
+	}
+	return nil
+}
+
+// join puts two remarks into one.
+func join(a, b string) string {
+	if a == "" {
+		return b
+	}
+	return a + "; " + b
+}
+
+// probeHost asks the drivers of this build.
+func probeHost(context.Context) ([]berm.Probe, error) {
+	return nil, berm.Errorf(berm.Unsupported, "this build has no drivers")
+}

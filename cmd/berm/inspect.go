@@ -1,0 +1,181 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/client"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newInspectCommand() *cobra.Command {
+	cmd := serverCommand(&cobra.Command{
+		Use:   "inspect SANDBOX",
+		Short: "Print what a sandbox is and all that it is held to",
+		Long: `Print what a sandbox is and its whole effective policy: isolation level, namespaces,
+ids, capabilities, system calls, mounts, devices, limits, network, and what the host
+could not give.`,
+		Example: `  berm inspect i0abcdefghijklmnopqrs
+  berm inspect --json i0abcdefghijklmnopqrs | jq .policy.limits`,
+		Args:              usageArgs(cobra.ExactArgs(1)),
+		ValidArgsFunction: completeSandboxes(),
+	})
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, id, err := serverAndSandbox(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		s, err := c.Get(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		p, err := c.Policy(cmd.Context(), id)
+		if err != nil {
+			return err
+		}
+		s.AgentToken, s.TrafficToken = "", "" // secrets are for programs, not for screens
+		out := cmd.OutOrStdout()
+		if *asJSON {
+			return printJSON(out, map[string]any{"sandbox": s, "policy": p})
+		}
+		page := page{w: out, style: terminal.StyleFor(out)}
+		page.sandbox(s)
+		page.policy(p)
+		return page.err
+	}
+	return cmd
+}
+
+// page prints headings and "name  value" lines, each value escaped, wrapped and
+// aligned.
+type page struct {
+	w     io.Writer
+	style terminal.Style
+	err   error
+}
+
+const (
+	pageIndent = 18
+	pageWidth  = 100
+)
+
+func (p *page) print(text string) {
+	if p.err == nil {
+		_, p.err = io.WriteString(p.w, text)
+	}
+}
+
+func (p *page) heading(text string) { p.print(p.style.Bold(text) + "\n") }
+
+// line prints one value; an empty one is left out.
+func (p *page) line(name, value string) {
+	if value != "" {
+		p.list(name, value)
+	}
+}
+
+// list prints values one below the other, or "none".
+func (p *page) list(name string, values ...string) {
+	if len(values) == 0 {
+		values = []string{"none"}
+	}
+	for i, v := range values {
+		if i > 0 {
+			name = ""
+		}
+		p.print(fmt.Sprintf("  %-*s%s\n", pageIndent-2, name, terminal.Escape(v)))
+	}
+}
+
+// words prints values one after the other, wrapped.
+func (p *page) words(name string, values []string) {
+	var lines []string
+	line := ""
+	for _, v := range values {
+		v = terminal.Escape(v)
+		if line != "" && pageIndent+terminal.Width(line)+1+terminal.Width(v) > pageWidth {
+			lines = append(lines, line)
+			line = ""
+		}
+		line = strings.TrimPrefix(line+" "+v, " ")
+	}
+	if line != "" {
+		lines = append(lines, line)
+	}
+	p.list(name, lines...)
+}
+
+func (p *page) sandbox(s *client.Sandbox) {
+	const clock = "2006-01-02 15:04:05 -0700"
+	p.heading("Sandbox " + terminal.Escape(string(s.ID)))
+	p.line("template", s.Template())
+	p.line("state", string(s.State))
+	if !s.StartedAt.IsZero() {
+		p.line("started", s.StartedAt.Local().Format(clock))
+	}
+	if !s.EndAt.IsZero() && s.State == berm.Running {
+		p.line("ends", s.EndAt.Local().Format(clock))
+	}
+	if s.Lifecycle != nil {
+		then := string(s.Lifecycle.OnTimeout)
+		if s.Lifecycle.AutoResume {
+			then += ", resumed by traffic"
+		}
+		p.line("at the end", then)
+	}
+	p.line("metadata", sortedPairs(s.Metadata))
+	p.line("guest agent", s.AgentVersion)
+}
+
+func (p *page) policy(v berm.Policy) {
+	p.heading("Policy")
+	p.line("level", string(v.Level))
+	p.line("network", v.Network)
+	p.words("namespaces", v.Namespaces)
+	p.line("ids", v.IDMap)
+	p.words("capabilities", v.Capabilities)
+	p.line("new privileges", map[bool]string{true: "never", false: "by set-uid programs (inside ids only)"}[v.NoNewPrivs])
+	p.line("landlock", v.Landlock)
+
+	p.heading("Limits")
+	p.list("memory", limit(v.Limits.Memory, size))
+	p.list("cpu", limit(v.Limits.CPU, func(n float64) string { return fmt.Sprintf("%g cores", n) }))
+	p.list("processes", limit(v.Limits.PIDs, func(n int64) string { return fmt.Sprint(n) }))
+	p.list("disk", limit(v.Limits.Disk, size))
+	perSecond := func(n int64) string { return size(n) + "/s" }
+	p.list("disk reads", limit(v.Limits.ReadBytes, perSecond))
+	p.list("disk writes", limit(v.Limits.WriteBytes, perSecond))
+	p.list("rlimits", v.Rlimits...)
+	p.line("cgroup", v.Cgroup)
+
+	p.heading("Files")
+	p.list("mounts", v.Mounts...)
+	p.words("masked", v.Masked)
+	p.words("read-only", v.ReadOnly)
+	p.words("devices", v.Devices)
+
+	p.heading("System calls")
+	p.line("profile", v.Seccomp.Profile)
+	p.line("unlisted calls", v.Seccomp.Default)
+	p.list("in part", v.Seccomp.Rules...)
+	p.words("allowed", v.Seccomp.Allowed)
+
+	if len(v.Degraded) > 0 {
+		p.heading("What the host could not give")
+		for _, d := range v.Degraded {
+			p.print("  " + p.style.Bad(terminal.Escape(d)) + "\n")
+		}
+	}
+}
+
+func limit[N int64 | float64](n N, text func(N) string) string {
+	if n == 0 {
+		return "no limit"
+	}
+	return text(n)
+}

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/client"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newListCommand() *cobra.Command {
+	var (
+		states, metadata []string
+		filter           client.Filter
+	)
+	cmd := serverCommand(&cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List sandboxes, newest first",
+		Example: `  berm ls
+  berm ls --state paused --metadata user=ann
+  berm ls --json | jq -r '.[].sandboxID'
+  berm kill $(berm ls --quiet)`,
+		Args: usageArgs(cobra.NoArgs),
+	})
+	asJSON := jsonFlag(cmd)
+	flags := cmd.Flags()
+	flags.StringSliceVar(&states, "state", nil, "only these: running, paused (default: both)")
+	flags.StringArrayVarP(&metadata, "metadata", "m", nil, "only those with KEY=VALUE")
+	flags.StringVar(&filter.Template, "template", "", "only those made from this template")
+	quiet := flags.BoolP("quiet", "q", false, "print ids only")
+	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{"running", "paused"}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RegisterFlagCompletionFunc("template", completeTemplates)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		for _, s := range states {
+			if state := berm.State(s); state != berm.Running && state != berm.Paused {
+				return usageError{fmt.Errorf("--state %q: it must be running or paused", s)}
+			}
+			filter.States = append(filter.States, berm.State(s))
+		}
+		if filter.Metadata, err = pairs("metadata", metadata, nil); err != nil {
+			return err
+		}
+		c, err := server(cmd)
+		if err != nil {
+			return err
+		}
+		all := []client.Sandbox{} // "[]" and not "null"
+		err = c.List(cmd.Context(), filter, func(s client.Sandbox) bool {
+			all = append(all, s)
+			return true
+		})
+		if err != nil {
+			return err
+		}
+		out := cmd.OutOrStdout()
+		switch {
+		case *asJSON:
+			return printJSON(out, all)
+		case *quiet:
+			for _, s := range all {
+				fmt.Fprintln(out, terminal.Escape(string(s.ID)))
+			}
+			return nil
+		}
+		table := terminal.NewTable(terminal.StyleFor(out), "SANDBOX", "TEMPLATE", "STATE", "CPU", "MEMORY", "AGE", "ENDS IN", "METADATA")
+		for _, s := range all {
+			ends := "-"
+			if s.State == berm.Running && !s.EndAt.IsZero() {
+				ends = span(time.Until(s.EndAt))
+			}
+			table.Row(string(s.ID), s.Template(), string(s.State), fmt.Sprint(s.CPUCount), size(s.MemoryMB<<20),
+				span(time.Since(s.StartedAt)), ends, sortedPairs(s.Metadata))
+		}
+		return table.Write(out)
+	}
+	return cmd
+}
+
+// sortedPairs prints a map as "a=1 b=2".
+func sortedPairs(m map[string]string) string {
+	list := make([]string, 0, len(m))
+	for k, v := range m {
+		list = append(list, k+"="+v)
+	}
+	slices.Sort(list)
+	return strings.Join(list, " ")
+}
