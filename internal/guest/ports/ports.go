@@ -1,0 +1,180 @@
+// Package ports serves the socket through which the outside reaches the TCP ports
+// inside the sandbox.
+//
+// Each connection begins with three bytes: the protocol version, 1, and the port in
+// network order. One status byte answers; after status OK the connection is the
+// port's byte stream. The agent's own port is not dialled but accepted here.
+package ports
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// version of the preface.
+const version = 1
+
+// The status bytes.
+const (
+	statusOK      = 0
+	statusRefused = 1 // nothing listens on the port
+	statusFailed  = 2
+)
+
+const (
+	handshakeTimeout = 5 * time.Second
+	dialTimeout      = 5 * time.Second
+)
+
+// Listener accepts the connections that are for the agent, and forwards the others.
+type Listener struct {
+	net.Listener
+	conns  chan net.Conn
+	done   chan struct{}
+	close  sync.Once
+	failed error // why accepting ended; set before done is closed
+}
+
+// Listen serves l until it is closed.
+func Listen(l net.Listener) *Listener {
+	p := &Listener{Listener: l, conns: make(chan net.Conn), done: make(chan struct{})}
+	go p.serve()
+	return p
+}
+
+// Conn is a connection to the agent from outside.
+type Conn struct{ net.Conn }
+
+// Accept returns the next connection that is for the agent: a *Conn.
+func (p *Listener) Accept() (net.Conn, error) {
+	select {
+	case c := <-p.conns:
+		return c, nil
+	case <-p.done:
+		return nil, p.failed
+	}
+}
+
+func (p *Listener) serve() {
+	for {
+		c, err := p.Listener.Accept()
+		if err != nil {
+			// A lack of descriptors or memory passes; all else is the end.
+			if errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE) || errors.Is(err, syscall.ENOMEM) ||
+				errors.Is(err, syscall.ENOBUFS) || errors.Is(err, syscall.ECONNABORTED) {
+				time.Sleep(20 * time.Millisecond)
+				continue
+			}
+			p.failed = err
+			close(p.done)
+			return
+		}
+		go p.handle(c)
+	}
+}
+
+func (p *Listener) handle(c net.Conn) {
+	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	port, ok := readPreface(c)
+	if !ok {
+		c.Write([]byte{statusFailed})
+		c.Close()
+		return
+	}
+	if port == berm.AgentPort {
+		if _, err := c.Write([]byte{statusOK}); err != nil {
+			c.Close()
+			return
+		}
+		c.SetDeadline(time.Time{})
+		select {
+		case p.conns <- &Conn{c}:
+		case <-p.done:
+			c.Close()
+		}
+		return
+	}
+	target, status := dial(port)
+	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	_, err := c.Write([]byte{status})
+	if target == nil {
+		c.Close()
+		return
+	}
+	if err != nil {
+		c.Close()
+		target.Close()
+		return
+	}
+	c.SetDeadline(time.Time{})
+	splice(c, target)
+}
+
+// readPreface reads the three bytes; ok is false for another version, port 0, or a
+// connection that ends or dawdles.
+func readPreface(r io.Reader) (port uint16, ok bool) {
+	var b [3]byte
+	if _, err := io.ReadFull(r, b[:]); err != nil {
+		return 0, false
+	}
+	port = binary.BigEndian.Uint16(b[1:])
+	return port, b[0] == version && port != 0
+}
+
+// dial connects to a port on the loopback of IPv4, else of IPv6.
+func dial(port uint16) (net.Conn, byte) {
+	ctx, cancel := context.WithTimeout(context.Background(), dialTimeout)
+	defer cancel()
+	status := byte(statusRefused)
+	for _, host := range []string{"127.0.0.1", "::1"} {
+		var d net.Dialer
+		c, err := d.DialContext(ctx, "tcp", net.JoinHostPort(host, strconv.Itoa(int(port))))
+		if err == nil {
+			return c, statusOK
+		}
+		// A sandbox may have no IPv6: then nothing listens there either.
+		if !errors.Is(err, syscall.ECONNREFUSED) && !errors.Is(err, syscall.EADDRNOTAVAIL) &&
+			!errors.Is(err, syscall.EAFNOSUPPORT) && !errors.Is(err, syscall.ENETUNREACH) {
+			status = statusFailed
+		}
+	}
+	return nil, status
+}
+
+// splice copies both ways until both are done. The end of one direction is passed
+// on alone; an error ends both.
+func splice(a, b net.Conn) {
+	var wg sync.WaitGroup
+	pass := func(dst, src net.Conn) {
+		_, err := io.Copy(dst, src)
+		if err == nil {
+			err = dst.(interface{ CloseWrite() error }).CloseWrite()
+		}
+		if err != nil && !errors.Is(err, syscall.ENOTCONN) {
+			a.SetDeadline(time.Unix(1, 0))
+			b.SetDeadline(time.Unix(1, 0))
+		}
+	}
+	wg.Go(func() { pass(a, b) })
+	pass(b, a)
+	wg.Wait()
+	a.Close()
+	b.Close()
+}
+
+// File makes the listener of an inherited descriptor.
+func File(fd uintptr) (net.Listener, error) {
+	f := os.NewFile(fd, "agent.sock")
+	defer f.Close() // FileListener has a copy
+	return net.FileListener(f)
+}
