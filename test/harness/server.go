@@ -18,6 +18,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -225,4 +226,22 @@ func statusKiB(pid int, field string) int64 {
 func drain(body io.ReadCloser) {
 	io.Copy(io.Discard, io.LimitReader(body, 1<<20))
 	body.Close()
+}
+
+// Processes lists the processes of the machine, as the caller's pid namespace
+// shows it, whose command line holds text.
+func Processes(text string) []int {
+	var pids []int
+	entries, _ := os.ReadDir("/proc")
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		line, err := os.ReadFile("/proc/" + entry.Name() + "/cmdline")
+		if err == nil && bytes.Contains(line, []byte(text)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
-	"flag"
 	"fmt"
 	mathrand "math/rand/v2"
 	"net"
@@ -21,16 +20,7 @@ import (
 	"github.com/berm-sandbox/berm/test/harness"
 )
 
-func TestMain(m *testing.M) {
-	flag.Parse()
-	if os.Getenv("BERM_TEST_ALL") != "" && os.Geteuid() == 0 {
-		if _, err := harness.Isolate(); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { harness.Main(m) }
 
 // Verdict is the judgement of one run of a probe.
 type Verdict string
@@ -56,12 +46,7 @@ func TestCorpus(t *testing.T) {
 // TestProbes runs every probe in a sandbox of its own, as user and as root
 // inside, in random order.
 func TestProbes(t *testing.T) {
-	if os.Getenv("BERM_TEST_ALL") == "" {
-		t.Skip("slow: set BERM_TEST_ALL=1")
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: namespaces and cgroups around the test")
-	}
+	harness.Slow(t)
 	probes, err := Load()
 	if err != nil {
 		t.Fatal(err)
@@ -100,11 +85,6 @@ type judge struct {
 func newJudge(t *testing.T) *judge {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	data, err := harness.DataDir()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(data) })
 	j := &judge{tokens: map[string]string{}, env: map[string]string{}}
 
 	// Files of the host: one that everybody may read and one for root alone.
@@ -159,16 +139,7 @@ func newJudge(t *testing.T) *judge {
 		}()
 	}
 
-	if j.server, err = harness.Start(ctx, data); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		stop, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		if err := j.server.Stop(stop); err != nil {
-			t.Error(err)
-		}
-	})
+	j.server = harness.Serve(t)
 	if j.sibling, err = j.server.Create(ctx, time.Hour, nil); err != nil {
 		t.Fatal(err)
 	}
