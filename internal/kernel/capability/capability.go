@@ -87,13 +87,18 @@ func Permitted() (Set, error) {
 	return Set(data[0].Permitted) | Set(data[1].Permitted)<<32, nil
 }
 
-// Drop takes every capability that is not in keep from all threads of the process, for
-// ever: from the bounding set, so that no program gets it back, the permitted and
-// effective sets; the inheritable and ambient sets are emptied. What the process does
-// not have is not given. Dropping from the bounding set needs CAP_SETPCAP.
+// Drop takes every capability that is not in keep away, for ever. All threads of the
+// process lose it from their permitted and effective sets, and their inheritable and
+// ambient sets are emptied. What the process does not have is not given.
+//
+// From the bounding set, which says what a program of root may get, it is dropped for
+// the calling thread alone: for all threads Go would have to stop the world 33 times,
+// which takes longer than everything else at the start of a sandbox. So the caller is
+// locked to its thread (runtime.LockOSThread) and starts all programs from it. That
+// needs CAP_SETPCAP, else Drop fails with Denied.
 //
 // It works in programs without cgo only: with cgo Go cannot change every thread, and
-// Drop fails with Unsupported before anything has changed.
+// Drop fails with Unsupported.
 func Drop(keep Set) error {
 	have, err := Permitted()
 	if err != nil {
@@ -105,29 +110,17 @@ func Drop(keep Set) error {
 			continue
 		}
 		// The kernel answers EINVAL after its last capability.
-		if err := allThreads(unix.SYS_PRCTL, unix.PR_CAPBSET_DROP, uintptr(n), 0); errors.Is(err, unix.EINVAL) && n > 0 {
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(n), 0, 0, 0); err == unix.EINVAL && n > 0 {
 			break
 		} else if err != nil {
 			return failed(err, "drop %v from the bounding set", Of(n))
 		}
 	}
-	if err := allThreads(unix.SYS_PRCTL, unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0); err != nil {
-		return failed(err, "clear the ambient set")
-	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data state
-	data.set(keep, keep, 0)
+	data.set(keep, keep, 0) // the kernel empties the ambient set along with the inheritable one
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0); errno != 0 {
 		return failed(errno, "keep only %v", keep)
-	}
-	return nil
-}
-
-// allThreads makes a system call on every thread of the process: the sets belong to
-// the thread, not to the process.
-func allThreads(call, a, b, c uintptr) error {
-	if _, _, errno := syscall.AllThreadsSyscall6(call, a, b, c, 0, 0, 0); errno != 0 {
-		return errno
 	}
 	return nil
 }
