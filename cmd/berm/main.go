@@ -36,6 +36,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 	machine = []*cobra.Command{
 		newServeCommand(),
 		newKeyCommand(),
+		newTemplateCommand(),
 		newContextCommand(),
 		newDoctorCommand(probeHost),
 	}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+// To build a template and to store its files for an ordinary user, this program
+// runs again in a user namespace, where it must not begin as the command line.
+func init() { template.RunHelper() }
+
+func newTemplateCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "template",
+		Short: "Make and list templates, from which sandboxes are made",
+		Args:  usageArgs(cobra.NoArgs),
+		Example: `  berm template build base
+  berm template import python:3.12-slim
+  berm template ls`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	cmd.PersistentFlags().String("templates", "", "directory of the templates (default: "+defaultTemplates()+")")
+	cmd.AddCommand(newTemplateListCommand(), newTemplateBuildCommand(), newTemplateImportCommand(), newTemplateRemoveCommand())
+	return cmd
+}
+
+func defaultTemplates() string {
+	dir, err := template.DefaultDir()
+	if err != nil {
+		return "$XDG_CACHE_HOME/berm/templates"
+	}
+	return dir
+}
+
+// templateStore opens the store that the command is to use.
+func templateStore(cmd *cobra.Command) (*template.Store, error) {
+	dir, err := cmd.Flags().GetString("templates")
+	if err != nil {
+		return nil, err
+	}
+	return template.Open(dir)
+}
+
+func newTemplateListCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Aliases: []string{"list"},
+		Short:   "List the templates of this machine",
+		Args:    usageArgs(cobra.NoArgs),
+		Example: `  berm template ls
+  berm template ls --json | jq -r '.[].names[0]'`,
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		store, err := templateStore(cmd)
+		if err != nil {
+			return err
+		}
+		list, err := store.List(cmd.Context())
+		if err != nil {
+			return err
+		}
+		out := cmd.OutOrStdout()
+		if *asJSON {
+			return printJSON(out, list)
+		}
+		table := terminal.NewTable(terminal.StyleFor(out), "NAME", "ID", "SIZE", "LAYERS", "USER", "CREATED")
+		for _, t := range list {
+			table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), byteSize(t.Size), fmt.Sprint(len(t.Layers)), t.User,
+				t.CreatedAt.Local().Format(time.DateTime))
+		}
+		return table.Write(out)
+	}
+	return cmd
+}
+
+func newTemplateBuildCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "build NAME",
+		Short: "Build a template from the distribution's packages",
+		Long: `Build a template from the distribution's packages. One recipe is built in: "base",
+the default template, a Debian with Python, Node.js, git and the usual tools.
+Nothing is done when the template is there and its recipe has not changed.
+
+The host's apt sources and options are used, but do not get into the template.
+Packages' scripts never run as root of the host.`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		Example: `  berm template build base
+  berm template build base --force   # newest packages`,
+		ValidArgs: []string{template.Base},
+	}
+	asJSON := jsonFlag(cmd)
+	force := cmd.Flags().Bool("force", false, "build it even if nothing has changed")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		store, err := templateStore(cmd)
+		if err != nil {
+			return err
+		}
+		t, err := store.Build(cmd.Context(), args[0], *force, progressTo(cmd.ErrOrStderr()))
+		if err != nil {
+			return err
+		}
+		return printTemplate(cmd.OutOrStdout(), t, *asJSON)
+	}
+	return cmd
+}
+
+func newTemplateImportCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "import IMAGE",
+		Short: "Make a template from a container image",
+		Long: `Make a template from a container image: the name of one in a registry, a directory
+with an OCI image layout, or a file that "docker save" or "podman save" wrote. A
+path begins with / or ./; anything else is a name. A name that was imported before
+is not asked for again, unless --pull is given. Registry credentials are read from
+Docker's configuration file.
+
+Owners, modes, links and users' extended attributes are kept. File capabilities
+are not, and devices and FIFOs are left out, with a note.`,
+		Args: usageArgs(cobra.ExactArgs(1)),
+		Example: `  berm template import python:3.12-slim
+  berm template import --name tools --platform linux/arm64 registry.example.com/team/tools:v2
+  docker save app:v1 -o app.tar && berm template import ./app.tar --name app
+  berm template import ./layout --name mine --setuid`,
+	}
+	asJSON := jsonFlag(cmd)
+	var opts template.ImportOptions
+	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the template (default: the image's, with a tag other than latest)")
+	cmd.Flags().StringVar(&opts.Platform, "platform", "", "linux/ARCH to take from an image of several (default: this machine's)")
+	cmd.Flags().BoolVar(&opts.Pull, "pull", false, "ask the registry even if the image was imported before")
+	cmd.Flags().BoolVar(&opts.Setuid, "setuid", false, "let set-uid programs of the image, such as sudo, gain rights inside")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		store, err := templateStore(cmd)
+		if err != nil {
+			return err
+		}
+		t, err := store.Import(cmd.Context(), args[0], opts, progressTo(cmd.ErrOrStderr()))
+		if err != nil {
+			return err
+		}
+		return printTemplate(cmd.OutOrStdout(), t, *asJSON)
+	}
+	return cmd
+}
+
+func newTemplateRemoveCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:     "rm TEMPLATE...",
+		Aliases: []string{"remove"},
+		Short:   "Remove templates, and the layers that no other template needs",
+		Long: `Remove templates, by name or id, and the layers that no other template needs. A
+template that a living sandbox uses is not removed.`,
+		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Example: `  berm template rm python:3.12-slim
+  berm template rm $(berm template ls --json | jq -r '.[].id')`,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			store, err := templateStore(cmd)
+			if err != nil {
+				return err
+			}
+			for _, ref := range args {
+				if err := store.Remove(cmd.Context(), ref); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			store, err := templateStore(cmd)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveError
+			}
+			list, err := store.List(cmd.Context())
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveError
+			}
+			var names []string
+			for _, t := range list {
+				if name := cmp.Or(t.Alias(), string(t.ID)); !slices.Contains(args, name) {
+					names = append(names, name)
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+}
+
+func printTemplate(w io.Writer, t berm.Template, asJSON bool) error {
+	if asJSON {
+		return printJSON(w, t)
+	}
+	_, err := fmt.Fprintf(w, "%s %s %s\n", terminal.Escape(t.Alias()), t.ID, byteSize(t.Size))
+	return err
+}
+
+// byteSize is a size as a person reads it.
+func byteSize(n int64) string {
+	switch {
+	case n >= 1<<30:
+		return fmt.Sprintf("%.1f GiB", float64(n)/(1<<30))
+	case n >= 1<<20:
+		return fmt.Sprintf("%.1f MiB", float64(n)/(1<<20))
+	}
+	return fmt.Sprintf("%.1f KiB", float64(n)/(1<<10))
+}
+
+// progressTo shows steps with their time: on a terminal the amount that is done
+// too, on a line that is written over.
+func progressTo(w io.Writer) template.Progress {
+	start := time.Now()
+	style, live := terminal.StyleFor(w), terminal.Is(w)
+	open := false // the last line is to be written over
+	return func(s template.Step) {
+		line := fmt.Sprintf("%s %s", style.Dim(fmt.Sprintf("%6.1fs", time.Since(start).Seconds())), terminal.Escape(s.Message))
+		switch {
+		case s.Done == 0:
+			if open {
+				fmt.Fprint(w, "\r\x1b[K")
+			}
+			fmt.Fprintln(w, line)
+			open = false
+		case live:
+			amount := byteSize(s.Done)
+			if s.Total > 0 {
+				amount += " of " + byteSize(s.Total)
+			}
+			fmt.Fprintf(w, "\r%s %s\x1b[K", line, amount)
+			open = true
+		}
+	}
+}

@@ -1,0 +1,357 @@
+package template
+
+import (
+	"archive/tar"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"os"
+	"path"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+
+	"github.com/google/go-containerregistry/pkg/authn"
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/layout"
+	"github.com/google/go-containerregistry/pkg/v1/remote"
+	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Bounds of what an image's description may hold.
+const (
+	maxConfig = 4 << 20
+	maxLayers = 127 // as Docker has it; the kernel stacks 500
+)
+
+// image is one image to import, wherever it comes from.
+type image struct {
+	name   string // suggested for the template
+	digest string // of its manifest, or of its configuration where it has none
+	config v1.ConfigFile
+	layers []blob // lowest first, compressed or not
+}
+
+// blob is one layer of an image that is not in the store.
+type blob struct {
+	diffID string
+	size   int64 // as it comes
+	open   func() (io.ReadCloser, error)
+}
+
+// isPath tells a file from the name of an image: a name never begins so.
+func isPath(ref string) bool {
+	return strings.HasPrefix(ref, "/") || strings.HasPrefix(ref, "./") || strings.HasPrefix(ref, "../") || ref == "." || ref == ".."
+}
+
+// canonical is how a reference is recorded and found again.
+func canonical(ref string) (string, error) {
+	if isPath(ref) {
+		return filepath.Abs(ref)
+	}
+	parsed, err := name.ParseReference(ref)
+	if err != nil {
+		return "", berm.Errorf(berm.Invalid, "image reference %q: %w", ref, err).
+			WithHint("A file or directory begins with / or ./; anything else is the name of an image in a registry.")
+	}
+	return parsed.Name(), nil
+}
+
+// openImage finds an image by a reference that canonical returned.
+func openImage(ctx context.Context, ref string, platform v1.Platform) (*image, error) {
+	if !isPath(ref) {
+		return fromRegistry(ctx, ref, platform)
+	}
+	info, err := os.Stat(ref)
+	if err != nil {
+		return nil, berm.Errorf(berm.NotFound, "image: %w", err)
+	}
+	if info.IsDir() {
+		return fromLayout(ref, platform)
+	}
+	return fromDockerSave(ref, platform)
+}
+
+func fromRegistry(ctx context.Context, ref string, platform v1.Platform) (*image, error) {
+	parsed, err := name.ParseReference(ref)
+	if err != nil {
+		return nil, err
+	}
+	img, err := remote.Image(parsed, remote.WithContext(ctx), remote.WithPlatform(platform),
+		remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithUserAgent("berm"))
+	if err != nil {
+		return nil, registryError(ref, err)
+	}
+	suggested := path.Base(parsed.Context().RepositoryStr())
+	if tag, ok := parsed.(name.Tag); ok && tag.TagStr() != name.DefaultTag {
+		suggested += ":" + tag.TagStr()
+	}
+	return fromV1(img, suggested, platform)
+}
+
+// registryError gives a registry's answer a kind.
+func registryError(ref string, err error) error {
+	var answer *transport.Error
+	if errors.As(err, &answer) {
+		switch answer.StatusCode {
+		case http.StatusNotFound:
+			return berm.Errorf(berm.NotFound, "image %s: %w", ref, err)
+		case http.StatusUnauthorized, http.StatusForbidden:
+			return berm.Errorf(berm.Denied, "image %s: %w", ref, err).WithHint("Check the name, or log in: credentials are read from Docker's configuration file.")
+		case http.StatusTooManyRequests:
+			return berm.Errorf(berm.Unavailable, "image %s: %w", ref, err).WithHint("The registry limits how often one may ask: log in or wait.")
+		}
+	}
+	return berm.Errorf(berm.Unavailable, "image %s: %w", ref, err)
+}
+
+// fromLayout reads an OCI image layout, a directory with an index.json.
+func fromLayout(dir string, platform v1.Platform) (*image, error) {
+	index, err := layout.ImageIndexFromPath(dir)
+	if err != nil {
+		return nil, berm.Errorf(berm.Invalid, "%s is no OCI image layout: %w", dir, err)
+	}
+	img, err := fromIndex(index, platform, 0)
+	if err != nil {
+		return nil, err
+	}
+	return fromV1(img, path.Base(dir), platform)
+}
+
+// fromIndex takes the image for the platform. One without a platform, as tools
+// write that pack a single image, is judged by its configuration later.
+func fromIndex(index v1.ImageIndex, platform v1.Platform, depth int) (v1.Image, error) {
+	manifest, err := index.IndexManifest()
+	if err != nil {
+		return nil, berm.Errorf(berm.Invalid, "image index: %w", err)
+	}
+	var offered []string
+	for _, d := range manifest.Manifests {
+		switch {
+		case d.Platform != nil && !d.Platform.Satisfies(platform):
+			offered = append(offered, d.Platform.String())
+		case d.MediaType.IsImage():
+			return index.Image(d.Digest)
+		case d.MediaType.IsIndex() && depth < 3:
+			nested, err := index.ImageIndex(d.Digest)
+			if err != nil {
+				return nil, berm.Errorf(berm.Invalid, "image index: %w", err)
+			}
+			img, err := fromIndex(nested, platform, depth+1)
+			if berm.KindOf(err) != berm.NotFound {
+				return img, err
+			}
+		}
+	}
+	return nil, berm.Errorf(berm.NotFound, "the image is not made for %s but for: %s", platform, strings.Join(offered, ", "))
+}
+
+// fromV1 checks the description of an image and takes it over.
+func fromV1(img v1.Image, suggested string, platform v1.Platform) (*image, error) {
+	manifest, err := img.Manifest()
+	if err != nil {
+		return nil, berm.Errorf(berm.Invalid, "image manifest: %w", err)
+	}
+	if manifest.Config.Size > maxConfig {
+		return nil, berm.Errorf(berm.Invalid, "the image's configuration has %d bytes", manifest.Config.Size)
+	}
+	raw, err := img.RawConfigFile()
+	if err != nil {
+		return nil, berm.Errorf(berm.Invalid, "image configuration: %w", err)
+	}
+	digest, err := img.Digest()
+	if err != nil {
+		return nil, err
+	}
+	result := &image{name: suggested, digest: digest.String()}
+	if err := result.setConfig(raw, manifest.Config.Digest, platform); err != nil {
+		return nil, err
+	}
+	if len(manifest.Layers) != len(result.config.RootFS.DiffIDs) {
+		return nil, berm.Errorf(berm.Invalid, "the image has %d layers and %d diff-ids", len(manifest.Layers), len(result.config.RootFS.DiffIDs))
+	}
+	for i, d := range manifest.Layers {
+		if len(d.URLs) > 0 {
+			// The image would choose which hosts this one talks to.
+			return nil, berm.Errorf(berm.Unsupported, "layer %s is to be fetched from elsewhere", d.Digest)
+		}
+		layer, err := img.LayerByDigest(d.Digest)
+		if err != nil {
+			return nil, berm.Errorf(berm.Invalid, "layer %s: %w", d.Digest, err)
+		}
+		result.layers = append(result.layers, blob{diffID: result.config.RootFS.DiffIDs[i].String(), size: d.Size, open: layer.Compressed})
+	}
+	return result, nil
+}
+
+// setConfig checks an image's configuration against its digest and the platform.
+// Every layer is then checked against the configuration.
+func (img *image) setConfig(raw []byte, digest v1.Hash, platform v1.Platform) error {
+	sum, _, err := v1.SHA256(strings.NewReader(string(raw)))
+	if err != nil {
+		return err
+	}
+	if digest != (v1.Hash{}) && sum != digest {
+		return berm.Errorf(berm.Invalid, "the image's configuration is %s and not %s", sum, digest)
+	}
+	if err := json.Unmarshal(raw, &img.config); err != nil {
+		return berm.Errorf(berm.Invalid, "image configuration: %w", err)
+	}
+	c := &img.config
+	if c.OS != "" && c.OS != platform.OS || c.Architecture != "" && c.Architecture != platform.Architecture {
+		return berm.Errorf(berm.Unsupported, "the image is made for %s/%s, not %s", c.OS, c.Architecture, platform).
+			WithHint("Choose another with --platform, if the image has one.")
+	}
+	if n := len(c.RootFS.DiffIDs); n == 0 || n > maxLayers {
+		return berm.Errorf(berm.Invalid, "the image has %d layers; 1 to %d are possible", n, maxLayers)
+	}
+	for _, d := range c.RootFS.DiffIDs {
+		if _, err := v1.NewHash(d.String()); err != nil || d.Algorithm != "sha256" {
+			return berm.Errorf(berm.Invalid, "diff-id %q is no SHA-256", d)
+		}
+	}
+	return nil
+}
+
+// fromDockerSave reads what `docker save` and `podman save` write: a tar archive
+// with a manifest.json. The archive is read from its start for each layer.
+func fromDockerSave(file string, platform v1.Platform) (*image, error) {
+	raw, err := readMember(file, "manifest.json", maxConfig)
+	if err != nil {
+		return nil, err
+	}
+	var manifests []struct {
+		Config   string
+		RepoTags []string
+		Layers   []string
+	}
+	if err := json.Unmarshal(raw, &manifests); err != nil {
+		return nil, berm.Errorf(berm.Invalid, "%s: manifest.json: %w", file, err)
+	}
+	if len(manifests) != 1 {
+		return nil, berm.Errorf(berm.Invalid, "%s holds %d images", file, len(manifests)).WithHint("Save one image per file.")
+	}
+	m := manifests[0]
+	if raw, err = readMember(file, m.Config, maxConfig); err != nil {
+		return nil, err
+	}
+	img := &image{name: strings.TrimSuffix(path.Base(file), ".tar")}
+	if len(m.RepoTags) > 0 {
+		img.name = strings.TrimSuffix(path.Base(m.RepoTags[0]), ":"+name.DefaultTag)
+	}
+	if err := img.setConfig(raw, v1.Hash{}, platform); err != nil {
+		return nil, err
+	}
+	digest, _, err := v1.SHA256(strings.NewReader(string(raw)))
+	if err != nil {
+		return nil, err
+	}
+	img.digest = digest.String()
+	if len(m.Layers) != len(img.config.RootFS.DiffIDs) {
+		return nil, berm.Errorf(berm.Invalid, "the image has %d layers and %d diff-ids", len(m.Layers), len(img.config.RootFS.DiffIDs))
+	}
+	for i, member := range m.Layers {
+		img.layers = append(img.layers, blob{
+			diffID: img.config.RootFS.DiffIDs[i].String(),
+			open:   func() (io.ReadCloser, error) { return openMember(file, member) },
+		})
+	}
+	return img, nil
+}
+
+func readMember(file, member string, limit int64) ([]byte, error) {
+	r, err := openMember(file, member)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	b, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err == nil && int64(len(b)) > limit {
+		err = berm.Errorf(berm.Invalid, "%s: %q is larger than %d bytes", file, member, limit)
+	}
+	return b, err
+}
+
+// openMember opens one file of a tar archive, which may be compressed itself. A
+// layer that equals another may be a symbolic link to it.
+func openMember(file, member string) (io.ReadCloser, error) {
+	for range 2 {
+		f, err := os.Open(file)
+		if err != nil {
+			return nil, berm.Errorf(berm.NotFound, "image: %w", err)
+		}
+		budget := DefaultBudget
+		plain, err := decompress(f, &budget)
+		if err != nil {
+			f.Close()
+			return nil, err
+		}
+		archive := tar.NewReader(plain)
+		link := ""
+		for {
+			h, err := archive.Next()
+			if err != nil {
+				f.Close()
+				if err == io.EOF {
+					err = errors.New("the archive does not hold it")
+				}
+				return nil, berm.Errorf(berm.Invalid, "%s: %q: %w", file, member, err).
+					WithHint("A file must be what `docker save` writes; a directory an OCI image layout.")
+			}
+			if path.Clean(h.Name) != path.Clean(member) {
+				continue
+			}
+			if h.Typeflag == tar.TypeSymlink {
+				link = path.Join(path.Dir(h.Name), h.Linkname)
+				break
+			}
+			return struct {
+				io.Reader
+				io.Closer
+			}{archive, f}, nil
+		}
+		f.Close()
+		member = link
+	}
+	return nil, berm.Errorf(berm.Invalid, "%s: %q is a link to a link", file, member)
+}
+
+// defaults are what sandboxes of the image get unless they ask for something else.
+func (img *image) defaults() (berm.Template, Config) {
+	c := img.config.Config
+	t := berm.Template{User: "root", Workdir: "/", Limits: baseDefaults().Limits, Env: map[string]string{}}
+	if user, _, _ := strings.Cut(c.User, ":"); user != "" {
+		t.User = user
+	}
+	if path.IsAbs(c.WorkingDir) {
+		t.Workdir = path.Clean(c.WorkingDir)
+	}
+	for _, assignment := range c.Env {
+		if key, value, ok := strings.Cut(assignment, "="); ok && key != "" {
+			t.Env[key] = value
+		}
+	}
+	return t, Config{Entrypoint: c.Entrypoint, Cmd: c.Cmd, Labels: c.Labels, Ports: slices.Sorted(maps.Keys(c.ExposedPorts))}
+}
+
+// parsePlatform reads "os/arch[/variant]"; "" is this machine's.
+func parsePlatform(s string) (v1.Platform, error) {
+	if s == "" {
+		return v1.Platform{OS: "linux", Architecture: runtime.GOARCH}, nil
+	}
+	p, err := v1.ParsePlatform(s)
+	if err != nil || p.OS != "linux" || p.Architecture == "" {
+		return v1.Platform{}, berm.Errorf(berm.Invalid, "platform %q: want linux/ARCH", s)
+	}
+	return *p, nil
+}
+
+func (b blob) String() string { return fmt.Sprintf("layer %.19s", b.diffID) }

@@ -1,0 +1,140 @@
+package template
+
+import (
+	"context"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// ImportOptions says how to import an image.
+type ImportOptions struct {
+	Name     string // of the template; "" takes the image's
+	Platform string // "linux/ARCH"; "" is this machine's
+	Pull     bool   // ask the registry even if the image is in the store
+	Setuid   bool   // its set-uid programs (sudo) may gain rights inside
+}
+
+// Import makes a template from an image: a path to an OCI image layout or to a
+// file of `docker save` (beginning with / or ./), or a name in a registry. A name
+// that was imported before is not asked for again unless opts.Pull is set. Kinds:
+// NotFound, Denied, Unavailable (the registry), Invalid (the image is malformed,
+// hostile or too large), Unsupported (another platform, or owners that this user
+// cannot store).
+func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Progress) (berm.Template, error) {
+	platform, err := parsePlatform(opts.Platform)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	source, err := canonical(ref)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	if opts.Name != "" {
+		if err := checkName(opts.Name); err != nil {
+			return berm.Template{}, err
+		}
+	}
+	if !isPath(source) && !opts.Pull {
+		if t, ok, err := s.imported(source, platform.String(), opts); ok || err != nil {
+			return t, err
+		}
+	}
+	if err := s.Collect(ctx); err != nil {
+		return berm.Template{}, err
+	}
+	unlock, err := s.lock(ctx, "lock", unix.LOCK_SH)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	defer unlock()
+	img, err := openImage(ctx, source, platform)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	made := record{Source: source, Digest: img.digest, Platform: platform.String()}
+	made.Template, made.Config = img.defaults()
+	made.Setuid = opts.Setuid
+	made.Names = []string{img.name}
+	if opts.Name != "" {
+		made.Names = []string{opts.Name}
+	}
+	if err := checkName(made.Names[0]); err != nil {
+		return berm.Template{}, err
+	}
+	budget := DefaultBudget
+	var chains []string
+	for i, layer := range img.layers {
+		info, chain, err := s.importLayer(ctx, chains, layer, &budget, func(done int64) {
+			if p != nil {
+				p(Step{Message: layer.String(), Done: done, Total: layer.size})
+			}
+		})
+		if err != nil {
+			return berm.Template{}, err
+		}
+		p.say("%s (%d of %d) is in place", layer, i+1, len(img.layers))
+		chains = append(chains, chain)
+		made.Layers = append(made.Layers, berm.Layer{DiffID: layer.diffID, Path: s.layerPath(chain)})
+		made.Size += info.Size
+		made.Skipped = append(made.Skipped, info.Skipped...)
+	}
+	for _, name := range made.Skipped {
+		p.say("left out %q: a device or FIFO", name)
+	}
+	return s.put(ctx, made)
+}
+
+// imported finds an earlier import of the same image by name.
+func (s *Store) imported(source, platform string, opts ImportOptions) (berm.Template, bool, error) {
+	records, err := s.records()
+	if err != nil {
+		return berm.Template{}, false, err
+	}
+	for _, r := range records {
+		if r.Source == source && r.Platform == platform && r.Setuid == opts.Setuid && (opts.Name == "" || opts.Name == r.Alias()) {
+			return r.Template, true, nil
+		}
+	}
+	return berm.Template{}, false, nil
+}
+
+// importLayer takes a layer from the store, or fetches and unpacks it.
+func (s *Store) importLayer(ctx context.Context, below []string, layer blob, b *Budget, at func(done int64)) (layerInfo, string, error) {
+	parent := ""
+	if len(below) > 0 {
+		parent = below[len(below)-1]
+	}
+	chain := chainID(parent, layer.diffID)
+	if info, ok, err := s.haveLayer(chain); ok || err != nil {
+		return info, chain, err
+	}
+	r, err := layer.open()
+	if err != nil {
+		if berm.KindOf(err) == berm.Internal {
+			err = berm.Errorf(berm.Unavailable, "%s: %w", layer, err)
+		}
+		return layerInfo{}, "", err
+	}
+	defer r.Close()
+	return s.addLayer(ctx, below, layer.diffID, &meter{r: r, at: at}, b)
+}
+
+// meter reports how much was read.
+type meter struct {
+	r    io.Reader
+	n    int64
+	last int64
+	at   func(done int64)
+}
+
+func (m *meter) Read(p []byte) (int, error) {
+	n, err := m.r.Read(p)
+	if m.n += int64(n); m.n-m.last >= 1<<20 {
+		m.last = m.n
+		m.at(m.n)
+	}
+	return n, err
+}

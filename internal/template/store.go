@@ -1,0 +1,430 @@
+// Package template keeps templates: images unpacked into layers, with the
+// defaults of the sandboxes that are made from them.
+package template
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+)
+
+// Store is a directory of templates. Several processes may use it at once.
+//
+//	ID.json         one file per template
+//	layers/CHAIN/   one unpacked layer; CHAIN is the hexadecimal OCI chain-id
+//	layers/CHAIN.json  its size
+//	leases/SANDBOX.json  layers that a living sandbox uses
+//	tmp/            what is being made
+//	lock            shared by those who add layers, exclusive for who removes some
+//	names.lock      exclusive for who changes a template's file
+type Store struct {
+	dir string
+	ids ids
+}
+
+// DefaultDir is where the caller's templates are: /var/cache/berm/templates for
+// root, else below $XDG_CACHE_HOME.
+func DefaultDir() (string, error) {
+	if os.Geteuid() == 0 {
+		return "/var/cache/berm/templates", nil
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "", berm.Errorf(berm.Invalid, "find the cache directory: %w", err).WithHint("Set HOME or XDG_CACHE_HOME, or use --templates DIR.")
+	}
+	return filepath.Join(cache, "berm", "templates"), nil
+}
+
+// Open opens the store in dir, or in DefaultDir if dir is "", and makes it if
+// there is none.
+func Open(dir string) (*Store, error) {
+	if dir == "" {
+		var err error
+		if dir, err = DefaultDir(); err != nil {
+			return nil, err
+		}
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, sub := range []string{"layers", "leases", "tmp"} {
+		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
+			return nil, berm.Errorf(berm.Internal, "make the template store: %w", err)
+		}
+	}
+	// Layers hold set-uid files of every image: nobody else may get at them.
+	if err := os.Chmod(dir, 0o700); err != nil {
+		return nil, berm.Errorf(berm.Denied, "the template store must be private: %w", err)
+	}
+	i, err := hostIDs()
+	if err != nil {
+		return nil, err
+	}
+	return &Store{dir: dir, ids: i}, nil
+}
+
+// Dir is the store's absolute path.
+func (s *Store) Dir() string { return s.dir }
+
+// IDs is the range of host ids that the files of layers belong to: image id n is
+// stored as Base+n. The zero value means that ids are stored as they are (root),
+// or that everything belongs to the caller (an ordinary user without
+// subordinate ids).
+func (s *Store) IDs() berm.IDRange { return s.ids.shift }
+
+// record is a template's file.
+type record struct {
+	berm.Template
+	Source   string   `json:"source"`             // recipe or image that it was made from
+	Digest   string   `json:"digest"`             // key of the recipe, or digest of the image's manifest
+	Platform string   `json:"platform"`           // such as "linux/amd64"
+	Packages []string `json:"packages,omitempty"` // "name version", for recipes
+	Skipped  []string `json:"skipped,omitempty"`  // devices and FIFOs that the image holds
+	Config   Config   `json:"config"`
+}
+
+// Config is what an image says about how it wants to be run.
+type Config struct {
+	Entrypoint []string          `json:"entrypoint,omitempty"`
+	Cmd        []string          `json:"cmd,omitempty"`
+	Labels     map[string]string `json:"labels,omitempty"`
+	Ports      []string          `json:"ports,omitempty"`
+}
+
+// List returns all templates, by name.
+func (s *Store) List(context.Context) ([]berm.Template, error) {
+	records, err := s.records()
+	if err != nil {
+		return nil, err
+	}
+	list := make([]berm.Template, 0, len(records))
+	for _, r := range records {
+		list = append(list, r.Template)
+	}
+	return list, nil
+}
+
+func (s *Store) records() ([]record, error) {
+	files, err := filepath.Glob(filepath.Join(s.dir, "*.json"))
+	if err != nil {
+		return nil, err
+	}
+	var records []record
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // removed meanwhile
+		}
+		if err != nil {
+			return nil, err
+		}
+		var r record
+		if err := json.Unmarshal(b, &r); err != nil {
+			return nil, berm.Errorf(berm.Internal, "template file %s: %w", file, err).WithHint("Remove the file and build or import the template again.")
+		}
+		for i := range r.Layers {
+			r.Layers[i].Path = filepath.Join(s.dir, r.Layers[i].Path)
+		}
+		records = append(records, r)
+	}
+	slices.SortFunc(records, func(a, b record) int {
+		return cmp.Or(cmp.Compare(a.Alias(), b.Alias()), cmp.Compare(a.ID, b.ID))
+	})
+	return records, nil
+}
+
+// Resolve finds a template by id, name, or name:tag. "latest" and "default" are
+// the tags of a name that has none. It fails with NotFound.
+func (s *Store) Resolve(_ context.Context, ref string) (berm.Template, error) {
+	r, err := s.find(ref)
+	return r.Template, err
+}
+
+func (s *Store) find(ref string) (record, error) {
+	records, err := s.records()
+	if err != nil {
+		return record{}, err
+	}
+	for _, name := range spellings(ref) {
+		for _, r := range records {
+			if string(r.ID) == name || slices.Contains(r.Names, name) {
+				return r, nil
+			}
+		}
+	}
+	return record{}, berm.Errorf(berm.NotFound, "template '%s' not found", ref).
+		WithHint("`berm template ls` lists the templates; `berm template import` and `build` make some.")
+}
+
+// spellings are the names that a reference may stand for, best first.
+func spellings(ref string) []string {
+	all := []string{ref}
+	if name, tag, ok := strings.Cut(ref, ":"); !ok {
+		all = append(all, ref+":latest", ref+":default")
+	} else if tag == "latest" || tag == "default" {
+		all = append(all, name)
+	}
+	return all
+}
+
+// Ensure resolves a template, and builds it first if it is missing and there is a
+// recipe for it.
+func (s *Store) Ensure(ctx context.Context, ref string, p Progress) (berm.Template, error) {
+	t, err := s.Resolve(ctx, ref)
+	if berm.KindOf(err) == berm.NotFound && slices.Contains(spellings(ref), Base) {
+		return s.Build(ctx, Base, false, p)
+	}
+	return t, err
+}
+
+var nameShape = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$`)
+
+// checkName keeps names to what URLs, shells and the E2B protocol take.
+func checkName(name string) error {
+	if !nameShape.MatchString(name) {
+		return berm.Errorf(berm.Invalid, "template name %q: want lower-case letters, digits, '.', '_' and '-', and an optional :tag", name)
+	}
+	return nil
+}
+
+// put stores a template under its names. A template that has one of them keeps its
+// id and gets a new build; names that it alone had are lost to it.
+func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
+	for _, name := range r.Names {
+		if err := checkName(name); err != nil {
+			return berm.Template{}, err
+		}
+	}
+	unlock, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	defer unlock()
+	old, err := s.find(r.Names[0])
+	switch {
+	case err == nil && old.Alias() == r.Names[0]:
+		r.ID = old.ID
+		for _, name := range old.Names {
+			if !slices.Contains(r.Names, name) {
+				r.Names = append(r.Names, name)
+			}
+		}
+	case err == nil || berm.KindOf(err) == berm.NotFound:
+		r.ID = berm.NewTemplateID()
+	default:
+		return berm.Template{}, err
+	}
+	r.BuildID, r.CreatedAt = newBuildID(), time.Now().UTC().Truncate(time.Second)
+	t := r.Template
+	r.Layers = slices.Clone(r.Layers)
+	for i := range r.Layers { // so that the store may be moved
+		if r.Layers[i].Path, err = filepath.Rel(s.dir, r.Layers[i].Path); err != nil {
+			return berm.Template{}, err
+		}
+	}
+	if err := failpoint.Hit("template.put"); err != nil {
+		return berm.Template{}, err
+	}
+	return t, s.writeJSON(string(r.ID)+".json", r)
+}
+
+// Remove forgets a template and removes the layers that no other one needs. It
+// fails with NotFound, and with Conflict while a living sandbox uses them.
+func (s *Store) Remove(ctx context.Context, ref string) error {
+	unlock, err := s.lock(ctx, "lock", unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	unlockNames, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
+	if err != nil {
+		return err
+	}
+	defer unlockNames()
+	r, err := s.find(ref)
+	if err != nil {
+		return err
+	}
+	leases, err := s.leases()
+	if err != nil {
+		return err
+	}
+	for _, l := range r.Layers {
+		if users := leases[filepath.Base(l.Path)]; len(users) > 0 {
+			return berm.Errorf(berm.Conflict, "template '%s' is in use by %s", ref, strings.Join(users, ", ")).WithHint("Kill the sandboxes first.")
+		}
+	}
+	if err := os.Remove(filepath.Join(s.dir, string(r.ID)+".json")); err != nil {
+		return err
+	}
+	return s.collect(ctx)
+}
+
+// Collect removes the layers that neither a template nor a living sandbox needs,
+// and what crashes left half-made. It does nothing while others add layers.
+func (s *Store) Collect(ctx context.Context) error {
+	unlock, err := s.tryLock("lock", unix.LOCK_EX)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	return s.collect(ctx)
+}
+
+// collect needs the exclusive lock.
+func (s *Store) collect(ctx context.Context) error {
+	records, err := s.records()
+	if err != nil {
+		return err
+	}
+	used, err := s.leases()
+	if err != nil {
+		return err
+	}
+	for _, r := range records {
+		for _, l := range r.Layers {
+			used[filepath.Base(l.Path)] = append(used[filepath.Base(l.Path)], string(r.ID))
+		}
+	}
+	var garbage []string
+	layers, err := os.ReadDir(filepath.Join(s.dir, "layers"))
+	if err != nil {
+		return err
+	}
+	for _, l := range layers {
+		if len(used[strings.TrimSuffix(l.Name(), ".json")]) == 0 {
+			garbage = append(garbage, filepath.Join("layers", l.Name()))
+		}
+	}
+	unfinished, err := os.ReadDir(filepath.Join(s.dir, "tmp"))
+	if err != nil {
+		return err
+	}
+	for _, u := range unfinished {
+		garbage = append(garbage, filepath.Join("tmp", u.Name()))
+	}
+	return s.removeAll(ctx, garbage)
+}
+
+// lease is the file that tells of a living sandbox.
+type lease struct {
+	Alive  string   `json:"alive"`  // the sandbox lives as long as this path exists
+	Layers []string `json:"layers"` // names in layers/
+}
+
+// Lease keeps the layers of t from being removed for as long as the path alive
+// exists: the sandbox's own directory, which goes when the sandbox is gone for
+// certain. So a server that dies needs to release nothing. It fails with NotFound
+// when the template was removed meanwhile.
+func (s *Store) Lease(ctx context.Context, id berm.SandboxID, alive string, t berm.Template) error {
+	unlock, err := s.lock(ctx, "lock", unix.LOCK_SH)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	l := lease{Alive: alive}
+	for _, layer := range t.Layers {
+		if _, err := os.Lstat(layer.Path); err != nil {
+			return berm.Errorf(berm.NotFound, "template '%s' was removed", cmp.Or(t.Alias(), string(t.ID)))
+		}
+		l.Layers = append(l.Layers, filepath.Base(layer.Path))
+	}
+	return s.writeJSON(filepath.Join("leases", string(id)+".json"), l)
+}
+
+// leases returns the living sandboxes by layer, and removes the files of dead ones.
+func (s *Store) leases() (map[string][]string, error) {
+	files, err := filepath.Glob(filepath.Join(s.dir, "leases", "*.json"))
+	if err != nil {
+		return nil, err
+	}
+	used := map[string][]string{}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		var l lease
+		if err := json.Unmarshal(b, &l); err != nil {
+			return nil, fmt.Errorf("lease %s: %w", file, err)
+		}
+		if _, err := os.Lstat(l.Alive); errors.Is(err, fs.ErrNotExist) {
+			if err := os.Remove(file); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		for _, layer := range l.Layers {
+			used[layer] = append(used[layer], strings.TrimSuffix(filepath.Base(file), ".json"))
+		}
+	}
+	return used, nil
+}
+
+// writeJSON replaces a file of the store in one step.
+func (s *Store) writeJSON(name string, value any) error {
+	b, err := json.MarshalIndent(value, "", "  ")
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Join(s.dir, "tmp"), "json-")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := f.Write(append(b, '\n')); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), filepath.Join(s.dir, name))
+}
+
+// lock takes a lock of the store, waiting for it as long as ctx allows.
+func (s *Store) lock(ctx context.Context, name string, how int) (unlock func(), err error) {
+	for {
+		unlock, err := s.tryLock(name, how)
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return unlock, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, berm.Errorf(berm.Unavailable, "the template store is busy: %w", ctx.Err())
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// tryLock fails with EWOULDBLOCK when another process, or another call in this
+// one, has the lock.
+func (s *Store) tryLock(name string, how int) (unlock func(), err error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Flock(int(f.Fd()), how|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return func() { f.Close() }, nil
+}
