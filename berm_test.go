@@ -57,9 +57,10 @@ func TestParseSandboxID(t *testing.T) {
 
 func FuzzParseSandboxID(f *testing.F) {
 	f.Add("iabc-1")
+	shape := regexp.MustCompile(`^[a-z0-9]{1,64}$`)
 	f.Fuzz(func(t *testing.T, in string) {
 		id, err := ParseSandboxID(in)
-		if err == nil && !sandboxIDShape.MatchString(string(id)) {
+		if err == nil && !shape.MatchString(string(id)) {
 			t.Errorf("ParseSandboxID(%q) let %q through", in, id)
 		}
 	})
