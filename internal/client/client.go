@@ -174,13 +174,12 @@ func (c *Client) unreachable(err error) error {
 	}
 	e := berm.Errorf(berm.Unavailable, "no answer from %s: %w", c.base, err)
 	var certificate *tls.CertificateVerificationError
-	var record tls.RecordHeaderError
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
 		e.WithHint("No server listens there. Start one with `berm serve`, or name yours: `berm context add NAME URL`, or the variable BERM_URL.")
 	case errors.As(err, &certificate):
 		e.WithHint("If the certificate is your own, add its authority: `berm context add --ca FILE NAME URL`.")
-	case errors.As(err, &record):
+	case errors.Is(err, http.ErrSchemeMismatch):
 		e.WithHint("The server speaks plain HTTP on that port: use http:// in its address.")
 	case errors.Is(err, context.DeadlineExceeded):
 		e.WithHint("The server took too long. Is it overloaded, or is a firewall between?")

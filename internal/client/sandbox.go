@@ -112,10 +112,11 @@ func (c *Client) List(ctx context.Context, f Filter, each func(Sandbox) bool) er
 	}
 	if len(f.Metadata) > 0 {
 		// Encoded three times, as the E2B SDKs do it: each part, the whole, and the
-		// query that carries it.
+		// query that carries it. A blank is %20, since "+" is one in queries only.
+		escape := func(s string) string { return strings.ReplaceAll(url.QueryEscape(s), "+", "%20") }
 		pairs := make([]string, 0, len(f.Metadata))
 		for k, v := range f.Metadata {
-			pairs = append(pairs, url.QueryEscape(k)+"="+url.QueryEscape(v))
+			pairs = append(pairs, escape(k)+"="+escape(v))
 		}
 		slices.Sort(pairs)
 		query.Set("metadata", url.QueryEscape(strings.Join(pairs, "&")))
