@@ -1,0 +1,78 @@
+// Command berm-monitor keeps one sandbox. `berm` starts it in the sandbox's
+// directory, with the connection to talk over as standard input; it takes no
+// arguments.
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"os/signal"
+	"runtime"
+	"syscall"
+
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// The main goroutine stays on the main thread: the kernel ends a sandbox's init
+// with the thread that started it.
+func init() { runtime.LockOSThread() }
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "berm-monitor:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	// The end of a server or a terminal is no reason to stop keeping a sandbox. The
+	// signals are taken, not ignored: what is ignored stays so in every process inside.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE)
+	stdin := os.NewFile(0, "creator")
+	conn, err := net.FileConn(stdin)
+	if err != nil {
+		return fmt.Errorf("this program is started by berm: %w", err)
+	}
+	// Descriptor 0 must not keep the connection open, nor be free for others.
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Dup3(int(null.Fd()), 0, 0); err != nil {
+		return err
+	}
+	null.Close()
+	for _, fd := range []int{launch.FDInit, launch.FDAgent} {
+		syscall.CloseOnExec(fd)
+	}
+	// Held as long as this process lives: it tells whoever cleans up whether it does.
+	dir, err := os.Open(".")
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return fmt.Errorf("another monitor keeps this sandbox: %w", err)
+	}
+	c, err := monitor.Accept(conn, "")
+	if err != nil {
+		return err
+	}
+	var order launch.Order
+	if err := c.Create(&order); err != nil {
+		return err
+	}
+	return monitor.Keep(c, func(ctx context.Context) (*monitor.Life, error) {
+		s, err := launch.Start(ctx, order)
+		if err != nil {
+			return nil, err
+		}
+		return &monitor.Life{
+			ID: order.ID, Deadline: order.Deadline, OnDeadline: order.OnDeadline,
+			Wall: s, OnAgent: s.OnAgent, Wait: s.Wait,
+		}, nil
+	})
+}

@@ -1,0 +1,546 @@
+// Package namespace is the namespace level: user, pid, mount, network, ipc, uts and
+// cgroup namespaces, overlayfs over read-only layers, a seccomp allowlist, Landlock
+// and few capabilities, on the host's own kernel.
+//
+// This package is the server's side. The monitor's is in launch, init's in inside, and
+// what they are told in plan.
+package namespace
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/embedded"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// Config says where a driver keeps its things.
+type Config struct {
+	// Data is the server's data directory; the driver uses bin, images and sandboxes
+	// below it. It must lie on a file system that can map ids when this process is root.
+	Data string
+	// CgroupParent is the group below which sandboxes get theirs, the same path in every
+	// hierarchy; "" is "berm" below the caller's own.
+	CgroupParent string
+}
+
+// Driver makes sandboxes of the namespace level. It is a berm.Driver.
+type Driver struct {
+	config  Config
+	host    host
+	groups  *cgroup.Manager
+	monitor string // path of the monitor's executable
+	init    *os.File
+	guest   *os.File
+
+	images sync.Mutex // held while an image is formatted
+}
+
+var _ berm.Driver = (*Driver)(nil)
+
+// New unpacks the helpers and returns a driver. Kinds: Unsupported (no helpers in this
+// build), Internal.
+func New(config Config) (_ *Driver, err error) {
+	d := &Driver{config: config}
+	if d.host, err = newHost(); err != nil {
+		return nil, err
+	}
+	if d.groups, err = cgroup.New(cgroup.Config{Parent: config.CgroupParent}); err != nil {
+		return nil, err
+	}
+	for _, dir := range []string{"sandboxes", "images"} {
+		if err := os.MkdirAll(filepath.Join(config.Data, dir), 0o700); err != nil {
+			return nil, berm.Errorf(berm.Internal, "make the data directory: %w", err)
+		}
+	}
+	cu := cleanup.Make(func() { d.Close() })
+	defer cu.Clean()
+	if d.monitor, err = unpack(config.Data, embedded.Monitor); err != nil {
+		return nil, err
+	}
+	if d.init, err = sealed(config.Data, embedded.Init); err != nil {
+		return nil, err
+	}
+	if d.guest, err = sealed(config.Data, embedded.Guest); err != nil {
+		return nil, err
+	}
+	cu.Release()
+	return d, nil
+}
+
+// Close lets go of the helpers. Sandboxes live on.
+func (d *Driver) Close() error {
+	for _, f := range []*os.File{d.init, d.guest} {
+		if f != nil {
+			f.Close()
+		}
+	}
+	return nil
+}
+
+// unpack writes an embedded executable to its place in the data directory, unless it is
+// there, and returns the path.
+func unpack(data, name string) (string, error) {
+	content, err := embedded.Binary(name)
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.Sum256(content)
+	dir := filepath.Join(data, "bin", hex.EncodeToString(sum[:]))
+	path := filepath.Join(dir, name)
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", berm.Errorf(berm.Internal, "unpack %s: %w", name, err)
+	}
+	temporary := path + "." + strconv.Itoa(os.Getpid())
+	err = os.WriteFile(temporary, content, 0o500)
+	if err == nil {
+		err = os.Rename(temporary, path)
+	}
+	if err != nil {
+		os.Remove(temporary)
+		return "", berm.Errorf(berm.Internal, "unpack %s: %w", name, err)
+	}
+	return path, nil
+}
+
+// sealed returns an executable that nobody can change, in memory that all sandboxes of
+// this process share: what runs inside could otherwise overwrite it through /proc
+// (CVE-2019-5736). Where the host forbids execution of memory files, root's sandboxes
+// get a plain file, which belongs to an id that is not mapped inside.
+func sealed(data, name string) (*os.File, error) {
+	content, err := embedded.Binary(name)
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 they are executable
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if errors.Is(err, unix.EACCES) && os.Geteuid() == 0 {
+		path, err := unpack(data, name)
+		if err != nil {
+			return nil, err
+		}
+		return os.Open(path)
+	}
+	if errors.Is(err, unix.EACCES) {
+		return nil, berm.Errorf(berm.Unsupported, "this host forbids executable memory files").WithHint("sysctl vm.memfd_noexec=1")
+	}
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "keep %s in memory: %w", name, err)
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err = f.Write(content); err == nil {
+		if err = f.Chmod(0o555); err == nil {
+			_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, berm.Errorf(berm.Internal, "keep %s in memory: %w", name, err)
+	}
+	return f, nil
+}
+
+// Level is berm.Namespace.
+func (d *Driver) Level() berm.Level { return berm.Namespace }
+
+// path is the directory of a sandbox.
+func (d *Driver) path(id berm.SandboxID) string {
+	return filepath.Join(d.config.Data, "sandboxes", string(id))
+}
+
+// The kinds of writable layers.
+type upper int
+
+const (
+	upperImage     upper = iota // a file system of its own, over a loop device
+	upperDirectory              // a directory, whose size is not limited
+	upperMemory                 // tmpfs: all that an ordinary user can limit
+)
+
+func (d *Driver) upper(spec berm.Spec) upper {
+	switch {
+	case d.host.kind != launch.Leased:
+		return upperMemory
+	case spec.Limits.Disk > 0:
+		return upperImage
+	}
+	return upperDirectory
+}
+
+var (
+	idShape   = regexp.MustCompile(`^[a-z0-9]{1,64}$`)
+	hostShape = regexp.MustCompile(`^[a-zA-Z0-9]([a-zA-Z0-9-]{0,61}[a-zA-Z0-9])?$`)
+)
+
+// leastDisk is the smallest file system that ext4 makes sense for.
+const leastDisk = 8 << 20
+
+// check refuses specs that are wrong or cannot be enforced.
+func (d *Driver) check(spec berm.Spec) error {
+	invalid := func(format string, args ...any) error { return berm.Errorf(berm.Invalid, format, args...) }
+	switch l := spec.Limits; {
+	case spec.Level != berm.Namespace && spec.Level != berm.Auto:
+		return berm.Errorf(berm.Unsupported, "this driver makes no sandboxes of level %q", spec.Level)
+	case !idShape.MatchString(string(spec.ID)):
+		return invalid("sandbox id %q is not 1 to 64 characters of a-z and 0-9", spec.ID)
+	case !hostShape.MatchString(spec.Hostname):
+		return invalid("host name %q is not a DNS label", spec.Hostname)
+	case len(spec.Layers) == 0:
+		return invalid("a sandbox needs a layer")
+	case len(spec.Layers) > plan.MaxFDs-plan.FDCount-1:
+		return invalid("%d layers are more than the kernel passes at once, %d", len(spec.Layers), plan.MaxFDs-plan.FDCount-1)
+	case l.Memory < 0 || l.CPU < 0 || l.PIDs < 0 || l.Disk < 0 || l.ReadBytes < 0 || l.WriteBytes < 0:
+		return invalid("a limit is negative")
+	case l.Disk > 0 && l.Disk < leastDisk:
+		return invalid("a disk of %d bytes is smaller than %d", l.Disk, leastDisk)
+	case spec.OnDeadline != berm.KillAtDeadline && spec.OnDeadline != berm.PauseAtDeadline && (spec.OnDeadline != "" || !spec.Deadline.IsZero()):
+		return invalid("unknown action at the deadline: %q", spec.OnDeadline)
+	case !spec.Deadline.IsZero() && !spec.Deadline.After(time.Now()):
+		return invalid("the deadline has passed")
+	case d.host.kind == launch.Leased && (spec.IDs.Count != berm.IDsPerSandbox || spec.IDs.Base < berm.IDsPerSandbox || spec.IDs.Base > 1<<32-1-berm.IDsPerSandbox):
+		return invalid("the id range %d+%d is not one of %d unprivileged ids", spec.IDs.Base, spec.IDs.Count, berm.IDsPerSandbox)
+	case d.host.kind == launch.Single && spec.Setuid:
+		return berm.Errorf(berm.Unsupported, "the template has set-uid programs, and this user can map no second id").
+			WithHint("give the user %d ids in /etc/subuid and /etc/subgid, or run berm serve as root", berm.IDsPerSandbox)
+	}
+	for _, layer := range spec.Layers {
+		if !filepath.IsAbs(layer.Path) {
+			return invalid("layer path %q is not absolute", layer.Path)
+		}
+		if info, err := os.Stat(layer.Path); err != nil || !info.IsDir() {
+			return berm.Errorf(berm.NotFound, "layer %s is not unpacked on this host", layer.DiffID)
+		}
+	}
+	return nil
+}
+
+// Create makes a sandbox and returns when its agent answers.
+func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, error) {
+	if err := d.check(spec); err != nil {
+		return nil, err
+	}
+	order, err := d.order(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	dir := d.path(spec.ID)
+	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
+		return nil, berm.Errorf(berm.AlreadyExists, "sandbox %s exists", spec.ID)
+	} else if err != nil {
+		return nil, berm.Errorf(berm.Internal, "make the sandbox's directory: %w", err)
+	}
+	cu := cleanup.Make(func() { d.removeFiles(spec.ID) })
+	defer cu.Clean()
+	if d.upper(spec) == upperDirectory {
+		if err := os.Mkdir(filepath.Join(dir, "disk"), 0o755); err != nil {
+			return nil, berm.Errorf(berm.Internal, "make the sandbox's directory: %w", err)
+		}
+	}
+	if err := failpoint.Hit("driver.directory"); err != nil {
+		return nil, err
+	}
+	s := &sandbox{driver: d, id: spec.ID}
+	if err := s.spawn(ctx, dir); err != nil {
+		return nil, err
+	}
+	cu.Add(s.abandon)
+	if err := failpoint.Hit("driver.spawn"); err != nil {
+		return nil, err
+	}
+	if err := s.client.Create(ctx, order); err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("driver.create"); err != nil {
+		return nil, err
+	}
+	if err := s.health(ctx); err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("driver.health"); err != nil {
+		return nil, err
+	}
+	if err := s.client.Commit(ctx); err != nil {
+		return nil, err
+	}
+	cu.Release()
+	return s, nil
+}
+
+// order is what the monitor is told.
+func (d *Driver) order(ctx context.Context, spec berm.Spec) (launch.Order, error) {
+	spec.Guest.SandboxID = spec.ID
+	if spec.OnDeadline == "" {
+		spec.OnDeadline = berm.KillAtDeadline
+	}
+	set, err := d.setUp(spec)
+	if err != nil {
+		return launch.Order{}, err
+	}
+	guest, err := json.Marshal(spec.Guest)
+	if err != nil {
+		return launch.Order{}, berm.Errorf(berm.Invalid, "guest configuration: %w", err)
+	}
+	order := launch.Order{
+		ID: spec.ID, Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
+		Plan: plan.Encode(set.steps), Policy: set.policy, IDs: d.host.ids(spec), CgroupParent: d.config.CgroupParent,
+	}
+	for _, layer := range spec.Layers {
+		order.Trees = append(order.Trees, layer.Path)
+	}
+	switch d.upper(spec) {
+	case upperImage:
+		order.Upper.Image, err = d.image(ctx, spec.Limits.Disk)
+	case upperDirectory:
+		order.Upper.Directory = "disk"
+	}
+	return order, err
+}
+
+// image returns the path of a formatted file system of a size, of which every sandbox
+// gets a sparse copy. It is made once.
+func (d *Driver) image(ctx context.Context, size int64) (string, error) {
+	path := filepath.Join(d.config.Data, "images", fmt.Sprintf("ext4-%d", size))
+	d.images.Lock()
+	defer d.images.Unlock()
+	if _, err := os.Stat(path); err == nil {
+		return path, nil
+	}
+	temporary := path + ".new"
+	defer os.Remove(temporary)
+	if err := os.WriteFile(temporary, nil, 0o600); err != nil {
+		return "", berm.Errorf(berm.Internal, "make a disk image: %w", err)
+	}
+	if err := os.Truncate(temporary, size); err != nil {
+		return "", berm.Errorf(berm.Internal, "make a disk image of %d bytes: %w", size, err)
+	}
+	// No journal, since no copy is mounted twice; tables are left unwritten, so that a
+	// copy is a few blocks; an inode for every 8 KiB, for trees of small files.
+	out, err := exec.CommandContext(ctx, mkfs(), "-q", "-F", "-O", "^has_journal,^resize_inode", "-m", "0", "-i", "8192",
+		"-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", temporary).CombinedOutput()
+	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
+		return "", berm.Errorf(berm.Unsupported, "no disk limit: mkfs.ext4 is not installed").WithHint("install e2fsprogs")
+	}
+	if err != nil {
+		return "", berm.Errorf(berm.Internal, "format a disk image: %w: %s", err, out)
+	}
+	if err := os.Rename(temporary, path); err != nil {
+		return "", berm.Errorf(berm.Internal, "make a disk image: %w", err)
+	}
+	return path, nil
+}
+
+// mkfs finds mkfs.ext4 also where the directories for root are not searched.
+func mkfs() string {
+	if path, err := exec.LookPath("mkfs.ext4"); err == nil {
+		return path
+	}
+	return "/sbin/mkfs.ext4"
+}
+
+// Open finds a living sandbox again.
+func (d *Driver) Open(ctx context.Context, id berm.SandboxID) (berm.Sandbox, error) {
+	if !idShape.MatchString(string(id)) {
+		return nil, berm.Errorf(berm.NotFound, "no sandbox %q", id)
+	}
+	conn, err := d.dial(ctx, id, monitor.SocketFile)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, berm.Errorf(berm.NotFound, "no living sandbox %s: %w", id, err)
+	} else if err != nil {
+		return nil, berm.Errorf(berm.Unavailable, "reach the monitor of sandbox %s: %w", id, err)
+	}
+	pid, err := peer(conn)
+	if err != nil {
+		conn.Close()
+		return nil, berm.Errorf(berm.Internal, "find the monitor of sandbox %s: %w", id, err)
+	}
+	client, err := monitor.NewClient(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	if client.ID() != id {
+		client.Close()
+		return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s says that it keeps %q", id, client.ID())
+	}
+	return &sandbox{driver: d, id: id, client: client, pid: pid}, nil
+}
+
+// List names the sandboxes that have a directory or a control group.
+func (d *Driver) List(context.Context) ([]berm.SandboxID, error) {
+	entries, err := os.ReadDir(filepath.Join(d.config.Data, "sandboxes"))
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "list sandboxes: %w", err)
+	}
+	var ids []berm.SandboxID
+	for _, e := range entries {
+		ids = append(ids, berm.SandboxID(e.Name()))
+	}
+	return ids, nil
+}
+
+// Remove takes away what is left of a sandbox, and its monitor if it does not answer.
+// Conflict when the sandbox is well.
+func (d *Driver) Remove(ctx context.Context, id berm.SandboxID) (berm.Exit, error) {
+	if !idShape.MatchString(string(id)) {
+		return berm.Exit{}, nil
+	}
+	if s, err := d.Open(ctx, id); err == nil {
+		s.Close()
+		return berm.Exit{}, berm.Errorf(berm.Conflict, "sandbox %s lives", id)
+	}
+	return d.remove(ctx, id)
+}
+
+// remove takes away what is left of a sandbox. A monitor that holds the directory is
+// ended; the kernel ends its sandbox with it.
+func (d *Driver) remove(ctx context.Context, id berm.SandboxID) (berm.Exit, error) {
+	if err := d.endMonitor(ctx, id); err != nil {
+		return berm.Exit{}, err
+	}
+	group, err := d.groups.Open(string(id))
+	if err == nil {
+		if err := group.Kill(ctx); err != nil {
+			return berm.Exit{}, err
+		}
+		if err := group.Remove(ctx); err != nil {
+			return berm.Exit{}, err
+		}
+	} else if berm.KindOf(err) != berm.NotFound {
+		return berm.Exit{}, err
+	}
+	exit := d.exit(id)
+	return exit, d.removeFiles(id)
+}
+
+// exit reads how a sandbox ended; the zero Exit when that was not recorded and nothing
+// of it is left.
+func (d *Driver) exit(id berm.SandboxID) berm.Exit {
+	raw, err := os.ReadFile(filepath.Join(d.path(id), monitor.ExitFile))
+	var exit berm.Exit
+	if err == nil && json.Unmarshal(raw, &exit) == nil {
+		return exit
+	}
+	if _, err := os.Stat(d.path(id)); err != nil {
+		return berm.Exit{}
+	}
+	return berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "its monitor was lost", At: time.Now().UTC()}
+}
+
+// removeFiles takes a sandbox's directory away. A writable layer in it is the work of
+// the sandbox: os.Root follows no link out of it.
+func (d *Driver) removeFiles(id berm.SandboxID) error {
+	root, err := os.OpenRoot(filepath.Join(d.config.Data, "sandboxes"))
+	if err != nil {
+		return berm.Errorf(berm.Internal, "remove the files of sandbox %s: %w", id, err)
+	}
+	defer root.Close()
+	if err := root.RemoveAll(string(id)); err != nil {
+		return berm.Errorf(berm.Internal, "remove the files of sandbox %s: %w", id, err)
+	}
+	return nil
+}
+
+// endMonitor kills the monitor that holds a sandbox's directory, if there is one.
+func (d *Driver) endMonitor(ctx context.Context, id berm.SandboxID) error {
+	dir, err := os.Open(d.path(id))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	} else if err != nil {
+		return berm.Errorf(berm.Internal, "open the directory of sandbox %s: %w", id, err)
+	}
+	defer dir.Close()
+	held := func() bool { return unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB) != nil }
+	if !held() {
+		return nil
+	}
+	// The kernel accepts the connection also when the monitor hangs.
+	if conn, err := d.dial(ctx, id, monitor.SocketFile); err == nil {
+		pid, err := peer(conn)
+		conn.Close()
+		if err == nil {
+			unix.Kill(pid, unix.SIGKILL)
+		}
+	}
+	for deadline := time.Now().Add(2 * time.Second); held(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return berm.Errorf(berm.Unavailable, "the monitor of sandbox %s does not end", id)
+		}
+	}
+	return nil
+}
+
+// dial connects to a socket of a sandbox.
+func (d *Driver) dial(ctx context.Context, id berm.SandboxID, name string) (*net.UnixConn, error) {
+	path := filepath.Join(d.path(id), name)
+	if len(path) >= len(unix.RawSockaddrUnix{}.Path) {
+		// Too long for a socket's address: reach it through the directory.
+		dir, err := os.OpenFile(d.path(id), unix.O_PATH|unix.O_DIRECTORY, 0)
+		if err != nil {
+			return nil, err
+		}
+		defer dir.Close()
+		path = fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), name)
+	}
+	var dialer net.Dialer
+	conn, err := dialer.DialContext(ctx, "unix", path)
+	if err != nil {
+		return nil, err
+	}
+	return conn.(*net.UnixConn), nil
+}
+
+// peer is the process that listens at the other end.
+func peer(conn *net.UnixConn) (pid int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	err = errors.Join(raw.Control(func(fd uintptr) {
+		var cred *unix.Ucred
+		if cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+			pid = int(cred.Pid)
+		}
+	}), err)
+	return pid, err
+}
+
+// environment of a monitor: one processor and a small heap are enough for it.
+func environment() []string {
+	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2", "GOGC=20"}
+	for _, name := range []string{"BERM_FAILPOINTS", "BERM_TRACE"} {
+		if v, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+v)
+		}
+	}
+	return slices.Clip(env)
+}
+
+// session keeps a monitor out of the reach of the server's terminal.
+var session = &syscall.SysProcAttr{Setsid: true}

@@ -1,0 +1,209 @@
+// Package inside is what PID 1 of a sandbox does: it builds the root file
+// system, gives its rights away, starts the guest agent and reaps.
+//
+// It is paid in time and memory for every sandbox, so it imports only raw
+// system calls: no fmt, os, net or encoding/json.
+package inside
+
+import (
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"golang.org/x/sys/unix"
+)
+
+// firstTree is where the descriptors of trees are while init executes itself again.
+const firstTree = 100
+
+// treesVariable tells the second execution how many there are.
+const treesVariable = "TREES"
+
+// Main is the whole life of init. The caller has locked the goroutine to the main
+// thread: rights are dropped on it, and the agent inherits what it has.
+func Main() {
+	text, _ := syscall.Getenv(treesVariable)
+	trees, _ := strconv.Atoi(text)
+	for {
+		message, fds := receive()
+		switch message[0] {
+		case plan.Trees:
+			trees = cloneTrees(message[1:])
+		case plan.Mapped:
+			becomeRoot(trees)
+		case plan.SetUp:
+			for i := range trees {
+				unix.CloseOnExec(firstTree + i)
+				fds = append(fds, firstTree+i)
+			}
+			setUp(message[1:], fds)
+			serve(fds[:plan.FDCount])
+		default:
+			fail("message", strconv.Itoa(int(message[0])), unix.EINVAL)
+		}
+	}
+}
+
+// cloneTrees makes a detached mount of each path. It comes before becomeRoot: an
+// ordinary user's directories are open to that user, who is nobody inside.
+func cloneTrees(paths []byte) int {
+	n := 0
+	for path := range strings.SplitSeq(strings.TrimSuffix(string(paths), "\x00"), "\x00") {
+		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE)
+		if err == nil {
+			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NODEV})
+		}
+		if err == nil {
+			err = unix.Dup3(fd, firstTree+n, 0)
+		}
+		if err != nil {
+			fail("clone", path, err)
+		}
+		unix.Close(fd)
+		n++
+	}
+	return n
+}
+
+// becomeRoot takes uid 0, for which there are two ambient capabilities, and gets all
+// others by executing init again as uid 0.
+func becomeRoot(trees int) {
+	for _, set := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
+		if _, _, errno := syscall.AllThreadsSyscall(set, 0, 0, 0); errno != 0 {
+			fail("become", "root", errno)
+		}
+	}
+	fail("exec", "init", syscall.Exec("/proc/self/exe", []string{"init"}, []string{treesVariable + "=" + strconv.Itoa(trees)}))
+}
+
+// receive reads one message from the monitor with its descriptors. It leaves when
+// the monitor is gone.
+func receive() ([]byte, []int) {
+	message := make([]byte, plan.MaxMessage)
+	control := make([]byte, unix.CmsgSpace(4*plan.MaxFDs))
+	n, controlLen, _, _, err := unix.Recvmsg(plan.Control, message, control, unix.MSG_CMSG_CLOEXEC)
+	if err != nil || n == 0 {
+		unix.Exit(1)
+	}
+	var fds []int
+	if parts, err := unix.ParseSocketControlMessage(control[:controlLen]); err == nil && len(parts) == 1 {
+		fds, _ = unix.ParseUnixRights(&parts[0])
+	}
+	return message[:n], fds
+}
+
+// tell sends one message to the monitor. Nobody is left to hear when it fails.
+func tell(kind byte, text string) {
+	unix.Send(plan.Control, append([]byte{kind}, text...), unix.MSG_NOSIGNAL)
+}
+
+// fail reports a step that could not be done and ends the sandbox.
+func fail(step, target string, err error) {
+	tell(plan.Failed, step+" "+target+": "+err.Error())
+	unix.Exit(1)
+}
+
+// setUp carries out an encoded plan.
+func setUp(encoded []byte, fds []int) {
+	unix.Umask(0) // modes in the plan are exact
+	steps, err := plan.Decode(encoded)
+	if err != nil || len(fds) < plan.FDCount {
+		fail("plan", "", unix.EINVAL)
+	}
+	// A change of uid clears the signal that the clone set.
+	unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	for _, s := range steps {
+		if s.Op == plan.Move && (s.FD < plan.FDCount || s.FD >= len(fds)) {
+			fail(s.Op.String(), s.Target, unix.EBADF)
+		}
+		if err := do(s, fds); err != nil {
+			fail(s.Op.String(), s.Target, err)
+		}
+	}
+	unix.Umask(0o022)
+	// Nothing inside may read or trace init, which holds the agent's executable
+	// and configuration.
+	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+}
+
+// serve starts the agent, starts it again whenever it ends, and reaps.
+func serve(fds []int) {
+	// The parent death signal ends init with its monitor; the end of the socket
+	// does too, should the kernel have cleared the signal.
+	go func() {
+		var b [1]byte
+		for {
+			n, err := unix.Read(plan.Control, b[:])
+			if n == 0 || (err != nil && err != unix.EINTR) {
+				unix.Exit(1)
+			}
+		}
+	}()
+	// Above the descriptors 0 to 5 that the agent gets, which would overwrite it.
+	if high, err := unix.FcntlInt(uintptr(fds[plan.FDAgent]), unix.F_DUPFD_CLOEXEC, 16); err == nil {
+		unix.Close(fds[plan.FDAgent])
+		fds[plan.FDAgent] = high
+	}
+	agent, started := start(fds), time.Now()
+	tell(plan.Started, "")
+	for delay := time.Duration(0); ; {
+		var status unix.WaitStatus
+		pid, err := unix.Wait4(-1, &status, 0, nil)
+		if err != nil || pid != agent {
+			continue
+		}
+		tell(plan.AgentLost, describe(status))
+		if time.Since(started) > 10*time.Second {
+			delay = 0
+		}
+		for until := time.Now().Add(delay); time.Now().Before(until); {
+			reap()
+			time.Sleep(20 * time.Millisecond)
+		}
+		delay = min(2*delay+50*time.Millisecond, 5*time.Second)
+		agent, started = start(fds), time.Now()
+	}
+}
+
+// start executes the agent from the sealed copy that the monitor passed in: no
+// file of the host is mounted for it, and nobody inside can overwrite it
+// (CVE-2019-5736).
+func start(fds []int) int {
+	path := "/proc/self/fd/" + strconv.Itoa(fds[plan.FDAgent])
+	attr := &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   []string{},
+		Files: []uintptr{0, 1, 2, uintptr(fds[plan.FDListen]), uintptr(fds[plan.FDConfig]), uintptr(fds[plan.FDReady])},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	}
+	for {
+		pid, err := syscall.ForkExec(path, []string{"berm-guest"}, attr)
+		if err == nil {
+			return pid
+		}
+		if err != unix.EAGAIN && err != unix.ENOMEM {
+			fail("start", "agent", err)
+		}
+		// Out of processes or memory, which is the sandbox's own doing: its deadline
+		// and its owner's kill go on working, so wait for better times.
+		reap()
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// reap collects every process that has ended, without waiting for one.
+func reap() {
+	for pid := 1; pid > 0; {
+		pid, _ = unix.Wait4(-1, nil, unix.WNOHANG, nil)
+	}
+}
+
+// describe says how a process ended.
+func describe(status unix.WaitStatus) string {
+	if status.Signaled() {
+		return unix.SignalName(status.Signal())
+	}
+	return "exit status " + strconv.Itoa(status.ExitStatus())
+}

@@ -1,0 +1,332 @@
+package inside
+
+import (
+	"strconv"
+	"strings"
+	"syscall"
+	"unsafe"
+
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"golang.org/x/sys/unix"
+)
+
+// The stage holds two things that masks are made of.
+const (
+	maskFile = ".file" // /dev/null on a mount without devices: opening it fails for everybody
+	maskDir  = ".dir"  // an empty directory that is read-only
+)
+
+// do carries out one step.
+func do(s plan.Step, fds []int) error {
+	switch s.Op {
+	case plan.Stage:
+		return stage(s.Data)
+	case plan.Mkdir:
+		return mkdir(s.Target, uint32(s.Flags))
+	case plan.File:
+		return file(s.Target, s.Data, uint32(s.Flags))
+	case plan.Symlink:
+		return unix.Symlink(s.Source, s.Target)
+	case plan.Mount:
+		return unix.Mount("none", s.Target, s.Source, uintptr(s.Flags), s.Data)
+	case plan.Bind:
+		return bind(s.Source, s.Target, uintptr(s.Flags))
+	case plan.Remount:
+		return unix.Mount("none", s.Target, "", unix.MS_REMOUNT|unix.MS_BIND|uintptr(s.Flags), "")
+	case plan.Move:
+		err := unix.MoveMount(fds[s.FD], "", unix.AT_FDCWD, s.Target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		unix.Close(fds[s.FD])
+		return err
+	case plan.Mask:
+		return mask(s.Target)
+	case plan.ReadOnly:
+		return ignoreAbsent(bind(s.Target, s.Target, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC))
+	case plan.Enter:
+		return enter(s.Target)
+	case plan.Hostname:
+		return unix.Sethostname([]byte(s.Data))
+	case plan.Loopback:
+		return loopback()
+	case plan.Rlimit:
+		return rlimit(s)
+	case plan.Landlock:
+		return landlock(s.Flags, s.Source)
+	case plan.Bounding:
+		return cutBounding(s.Flags)
+	case plan.Capabilities:
+		return dropCapabilities(s.Flags)
+	case plan.NoNewPrivs:
+		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+	case plan.Seccomp:
+		return seccomp(s.Data)
+	}
+	return unix.ENOSYS
+}
+
+// stage makes an empty working directory in which the root is put together. It
+// covers /tmp of this mount namespace only.
+func stage(options string) error {
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return err
+	}
+	if err := unix.Mount("none", "/tmp", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options); err != nil {
+		return err
+	}
+	if err := unix.Chdir("/tmp"); err != nil {
+		return err
+	}
+	if err := mkdir(maskDir, 0o555); err != nil {
+		return err
+	}
+	if err := bind(maskDir, maskDir, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC); err != nil {
+		return err
+	}
+	if err := file(maskFile, "", 0o600); err != nil {
+		return err
+	}
+	return bind("/dev/null", maskFile, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+}
+
+// mkdir makes a directory. One that exists already is left as it is; a symbolic link
+// of a hostile template in its place would lead mounts out of the new root.
+func mkdir(path string, mode uint32) error {
+	if err := unix.Mkdir(path, mode); err != unix.EEXIST {
+		return err
+	}
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil {
+		return err
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+		return unix.ENOTDIR
+	}
+	return nil
+}
+
+// file writes a file. A symbolic link at path is replaced: templates have some
+// that point to files which are not there.
+func file(path, content string, mode uint32) error {
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	fd, err := unix.Open(path, flags, mode)
+	if err == unix.ELOOP {
+		if err = unix.Unlink(path); err == nil {
+			fd, err = unix.Open(path, flags, mode)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	for len(content) > 0 {
+		n, err := unix.Write(fd, []byte(content))
+		if err != nil {
+			return err
+		}
+		content = content[n:]
+	}
+	return nil
+}
+
+// bind mounts source on target with the flags that source's mount has and those
+// given. The kernel takes flags of a bind only in a second call.
+func bind(source, target string, flags uintptr) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil || flags == 0 {
+		return err
+	}
+	var stat unix.Statfs_t
+	if err := unix.Statfs(target, &stat); err != nil {
+		return err
+	}
+	// Flags of a mount that came from the host are locked: a remount that would
+	// clear one is refused, so they are given again.
+	for st, ms := range lockedFlags {
+		if stat.Flags&st != 0 {
+			flags |= ms
+		}
+	}
+	return unix.Mount("none", target, "", unix.MS_REMOUNT|unix.MS_BIND|flags, "")
+}
+
+var lockedFlags = map[int64]uintptr{
+	unix.ST_RDONLY:     unix.MS_RDONLY,
+	unix.ST_NOSUID:     unix.MS_NOSUID,
+	unix.ST_NODEV:      unix.MS_NODEV,
+	unix.ST_NOEXEC:     unix.MS_NOEXEC,
+	unix.ST_NOATIME:    unix.MS_NOATIME,
+	unix.ST_NODIRATIME: unix.MS_NODIRATIME,
+	unix.ST_RELATIME:   unix.MS_RELATIME,
+}
+
+// mask hides a file or a directory.
+func mask(path string) error {
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil {
+		return ignoreAbsent(err)
+	}
+	source := maskFile
+	if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
+		source = maskDir
+	}
+	return unix.Mount(source, path, "", unix.MS_BIND, "")
+}
+
+func ignoreAbsent(err error) error {
+	if err == unix.ENOENT {
+		return nil
+	}
+	return err
+}
+
+// enter makes path the root of the mount namespace and detaches the old one: the
+// root is put on top of itself, so that no directory for the old one is needed.
+func enter(path string) error {
+	if err := unix.Chdir(path); err != nil {
+		return err
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return err
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return err
+	}
+	if err := unix.Chdir("/"); err != nil {
+		return err
+	}
+	// The standard streams still are the host's /dev/null.
+	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	for fd := range 3 {
+		if err := unix.Dup3(null, fd, 0); err != nil {
+			return err
+		}
+	}
+	return unix.Close(null)
+}
+
+// loopback brings lo up; the kernel gives it 127.0.0.1 and ::1.
+func loopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
+
+// rlimit sets a limit. Where the hard limit in force is lower and may not be
+// raised (no CAP_SYS_RESOURCE in the first user namespace), it stays, and the
+// monitor is told.
+func rlimit(s plan.Step) error {
+	hard, err := strconv.ParseUint(s.Target, 10, 64)
+	if err != nil {
+		return unix.EINVAL
+	}
+	want := unix.Rlimit{Cur: s.Flags, Max: hard}
+	err = unix.Setrlimit(s.FD, &want)
+	if err != unix.EPERM {
+		return err
+	}
+	var have unix.Rlimit
+	if err := unix.Getrlimit(s.FD, &have); err != nil {
+		return err
+	}
+	tell(plan.Lowered, s.Data+" "+strconv.FormatUint(have.Max, 10))
+	want.Max = min(want.Max, have.Max)
+	want.Cur = min(want.Cur, want.Max)
+	return unix.Setrlimit(s.FD, &want)
+}
+
+// cutBounding limits what a program can regain, such as a set-uid one, to the set
+// keep. It does so on this thread only, which starts the agent: the other threads of
+// init execute nothing.
+func cutBounding(keep uint64) error {
+	for c := range uintptr(64) {
+		if keep&(1<<c) != 0 {
+			continue
+		}
+		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
+			break // no such capability in this kernel, nor a higher one
+		} else if err != nil {
+			return err
+		}
+	}
+	return unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
+}
+
+// dropCapabilities leaves the set keep.
+func dropCapabilities(keep uint64) error {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	low, high := uint32(keep), uint32(keep>>32)
+	set := [2]unix.CapUserData{{Effective: low, Permitted: low}, {Effective: high, Permitted: high}}
+	return allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&set[0])))
+}
+
+// allThreads makes a system call on every thread of init: capabilities belong to a
+// thread, not to the process.
+func allThreads(call, a, b uintptr) error {
+	if _, _, errno := syscall.AllThreadsSyscall(call, a, b, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// seccomp loads a program of struct sock_filter for every thread, and with it
+// no_new_privs if this thread has it.
+func seccomp(program string) error {
+	filter := []byte(program)
+	fprog := unix.SockFprog{Len: uint16(len(filter) / 8), Filter: (*unix.SockFilter)(unsafe.Pointer(unsafe.SliceData(filter)))}
+	odd, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog)))
+	if errno != 0 {
+		return errno
+	}
+	if odd != 0 { // the id of a thread that cannot be brought in line
+		return unix.ESRCH
+	}
+	return nil
+}
+
+// landlock restricts this thread, and with it the agent. It is the same rule set that
+// package landlock of the kernel folder makes, which links too much for init.
+func landlock(handled uint64, devices string) error {
+	attr := unix.LandlockRulesetAttr{Handled_access_fs: handled}
+	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr.Handled_access_fs), 0)
+	if errno != 0 {
+		return errno
+	}
+	ruleset := int(fd)
+	defer unix.Close(ruleset)
+	if err := grant(ruleset, "/", unix.LANDLOCK_ACCESS_FS_REFER); err != nil {
+		return err
+	}
+	for _, path := range strings.Fields(devices) {
+		if err := grant(ruleset, path, unix.LANDLOCK_ACCESS_FS_IOCTL_DEV); err != nil {
+			return err
+		}
+	}
+	if _, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {
+		return errno
+	}
+	return nil
+}
+
+// grant allows rights on a file, or on all below a directory.
+func grant(ruleset int, path string, rights uint64) error {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	rule := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
+	_, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
+	if errno != 0 {
+		return errno
+	}
+	return nil
+}

@@ -1,0 +1,538 @@
+package launch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
+	"github.com/berm-sandbox/berm/internal/kernel/mount"
+)
+
+// Sandbox is a running sandbox as its monitor holds it. It is a monitor.Wall.
+type Sandbox struct {
+	order   Order
+	pidfd   *os.File
+	pid     int
+	control *os.File // socket to init
+	ready   *os.File // a byte for each agent that serves
+	upper   *os.File // root of the writable layer's mount; nil when init made it
+	group   *cgroup.Group
+
+	mu       sync.Mutex
+	degraded []string
+	failure  string // what init reported last
+	onAgent  func()
+}
+
+// initUnready bounds how long init and the agent may take to start, whatever the
+// creator's patience.
+const initUnready = 30 * time.Second
+
+// Start makes the sandbox of order in the current directory and returns when its
+// agent serves. It must be called on the thread that lives as long as the process:
+// init dies with it. When it fails nothing is left.
+func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
+	s := &Sandbox{order: order, onAgent: func() {}}
+	cu := cleanup.Make(s.close)
+	defer cu.Clean()
+
+	// The image is copied and mounted while init is started.
+	type mounted struct {
+		fd  *os.File
+		err error
+	}
+	upper := make(chan mounted, 1)
+	go func() {
+		fd, err := order.Upper.open()
+		upper <- mounted{fd, err}
+	}()
+	defer func() {
+		if upper != nil {
+			if m := <-upper; m.fd != nil {
+				m.fd.Close()
+			}
+		}
+	}()
+
+	if err := s.makeGroup(); err != nil {
+		return nil, err
+	}
+	cu.Add(s.removeGroup)
+	if err := failpoint.Hit("launch.cgroup"); err != nil {
+		return nil, err
+	}
+	if err := s.spawn(); err != nil {
+		return nil, err
+	}
+	cu.Add(func() { s.Kill(); s.reap() })
+	if err := failpoint.Hit("launch.spawn"); err != nil {
+		return nil, err
+	}
+	if err := s.group.Add(s.pid); err != nil {
+		return nil, err
+	}
+	if order.IDs.Kind != Leased {
+		if err := s.enterAsUser(); err != nil {
+			return nil, err
+		}
+	}
+	userns, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user")
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	defer userns.Close()
+
+	fds := make([]*os.File, plan.FDCount, plan.FDCount+len(order.Trees)+1)
+	defer func() {
+		for _, f := range fds {
+			if f != nil && f != s.upper {
+				f.Close()
+			}
+		}
+	}()
+	if err := s.channels(fds); err != nil {
+		return nil, err
+	}
+	if order.IDs.Kind == Leased {
+		for _, path := range order.Trees {
+			tree, err := openTree(path)
+			if err != nil {
+				return nil, err
+			}
+			fds = append(fds, tree)
+		}
+	}
+	m := <-upper
+	upper = nil
+	if m.err != nil {
+		return nil, m.err
+	}
+	if s.upper = m.fd; s.upper != nil {
+		fds = append(fds, s.upper)
+	}
+	if order.IDs.Kind == Leased {
+		for _, tree := range fds[plan.FDCount:] {
+			if err := mount.IDMap(int(tree.Fd()), int(userns.Fd())); err != nil {
+				return nil, err
+			}
+		}
+	}
+	if err := failpoint.Hit("launch.mounts"); err != nil {
+		return nil, err
+	}
+	if err := s.send(plan.SetUp, order.Plan, fds); err != nil {
+		return nil, s.explain(err)
+	}
+	if err := s.awaitAgent(ctx); err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("launch.ready"); err != nil {
+		return nil, err
+	}
+	cu.Release()
+	return s, nil
+}
+
+// makeGroup makes the control group with its limits.
+func (s *Sandbox) makeGroup() error {
+	manager, err := cgroup.New(cgroup.Config{Parent: s.order.CgroupParent})
+	if err != nil {
+		return err
+	}
+	var disks []cgroup.Disk
+	if l := s.order.Limits; l.ReadBytes > 0 || l.WriteBytes > 0 {
+		disk, err := cgroup.DiskOf(".")
+		if err != nil {
+			return err
+		}
+		disks = append(disks, disk)
+	}
+	s.group, err = manager.Create(string(s.order.ID), s.order.Limits, disks...)
+	return err
+}
+
+// removeGroup removes the control group. Init has been waited for, so that nothing
+// is in it; a group that stays for another reason is taken by Driver.Remove.
+func (s *Sandbox) removeGroup() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	s.group.Remove(ctx)
+}
+
+// spawn starts init in fresh namespaces, where it waits for the plan.
+func (s *Sandbox) spawn() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return fault("socket pair", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "control")
+	defer theirs.Close()
+	unix.SetNonblock(pair[0], true)
+	s.control = os.NewFile(uintptr(pair[0]), "control")
+
+	pidfd := -1
+	attr := &syscall.SysProcAttr{
+		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET |
+			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
+		Pdeathsig: unix.SIGKILL,
+		PidFD:     &pidfd,
+		Setsid:    true,
+	}
+	switch s.order.IDs.Kind {
+	case Subordinate:
+		// The map needs a living process; these survive the execution before it.
+		attr.AmbientCaps = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SYS_ADMIN}
+	case Leased, Single:
+		attr.UidMappings, attr.GidMappings = mappings(s.order.IDs.UIDs), mappings(s.order.IDs.GIDs)
+		// An ordinary user may map the own group only without setgroups.
+		attr.GidMappingsEnableSetgroups = s.order.IDs.Kind == Leased
+		attr.Credential = &syscall.Credential{NoSetGroups: s.order.IDs.Kind == Single}
+	}
+	into, err := s.group.File()
+	if err != nil {
+		return err
+	}
+	if into != nil {
+		defer into.Close()
+		attr.UseCgroupFD, attr.CgroupFD = true, int(into.Fd())
+	}
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return fault("open null device", err)
+	}
+	defer null.Close()
+	// Above the descriptors 0 to 3 that init gets, which would overwrite it.
+	executable, err := unix.FcntlInt(FDInit, unix.F_DUPFD_CLOEXEC, 16)
+	if err != nil {
+		return fault("init's executable", err)
+	}
+	defer unix.Close(executable)
+	s.pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()},
+		Sys:   attr,
+	})
+	if err != nil {
+		return fault("start init in new namespaces", err)
+	}
+	s.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
+	return s.exposeToOOM()
+}
+
+// exposeToOOM takes back the protection from the kernel's search for memory that a
+// service manager may have given to the server.
+func (s *Sandbox) exposeToOOM() error {
+	own, err := os.ReadFile("/proc/self/oom_score_adj")
+	if err != nil || !strings.HasPrefix(string(own), "-") {
+		return nil
+	}
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/oom_score_adj", s.pid), []byte("0"), 0); err != nil {
+		return fault("expose the sandbox to the OOM killer", err)
+	}
+	return nil
+}
+
+func mappings(ranges []Range) []syscall.SysProcIDMap {
+	var maps []syscall.SysProcIDMap
+	for _, r := range ranges {
+		maps = append(maps, syscall.SysProcIDMap{ContainerID: r.Inside, HostID: r.Outside, Size: r.Count})
+	}
+	return maps
+}
+
+// enterAsUser does what only an ordinary user's sandbox needs: init clones the trees,
+// which the monitor may not, and gets its ids from the set-uid helpers of the system.
+func (s *Sandbox) enterAsUser() error {
+	if err := s.send(plan.Trees, []byte(strings.Join(s.order.Trees, "\x00")), nil); err != nil {
+		return s.explain(err)
+	}
+	if s.order.IDs.Kind == Single {
+		return nil
+	}
+	for helper, ranges := range map[string][]Range{"newuidmap": s.order.IDs.UIDs, "newgidmap": s.order.IDs.GIDs} {
+		args := []string{strconv.Itoa(s.pid)}
+		for _, r := range ranges {
+			args = append(args, strconv.Itoa(r.Inside), strconv.Itoa(r.Outside), strconv.Itoa(r.Count))
+		}
+		if out, err := exec.Command(helper, args...).CombinedOutput(); err != nil {
+			return berm.Errorf(berm.Unsupported, "%s: %w: %s", helper, err, strings.TrimSpace(string(out))).
+				WithHint("give the user 65536 ids in /etc/subuid and /etc/subgid")
+		}
+	}
+	return s.send(plan.Mapped, nil, nil)
+}
+
+// channels makes what connects the agent with the outside.
+func (s *Sandbox) channels(fds []*os.File) error {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: "agent.sock", Net: "unix"})
+	if err != nil {
+		return fault("listen for the agent", err)
+	}
+	listener.SetUnlinkOnClose(false)
+	defer listener.Close()
+	if fds[plan.FDListen], err = listener.File(); err != nil {
+		return fault("agent socket", err)
+	}
+	if fds[plan.FDConfig], err = memfd("config", s.order.Config); err != nil {
+		return fault("agent configuration", err)
+	}
+	var r, w *os.File
+	if r, w, err = os.Pipe(); err != nil {
+		return fault("pipe", err)
+	}
+	s.ready, fds[plan.FDReady] = r, w
+	agent, err := unix.FcntlInt(FDAgent, unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		return fault("agent executable", err)
+	}
+	fds[plan.FDAgent] = os.NewFile(uintptr(agent), "agent")
+	return nil
+}
+
+// memfd makes an anonymous file that nobody can open again by its name in /proc.
+func memfd(name string, content []byte) (*os.File, error) {
+	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, err
+	}
+	f := os.NewFile(uintptr(fd), name)
+	if _, err = f.Write(content); err == nil {
+		if _, err = f.Seek(0, 0); err == nil {
+			err = f.Chmod(0o600)
+		}
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// send passes a message and descriptors to init.
+func (s *Sandbox) send(kind byte, body []byte, files []*os.File) error {
+	message := append([]byte{kind}, body...)
+	if len(message) > plan.MaxMessage || len(files) > plan.MaxFDs {
+		return berm.Errorf(berm.Invalid, "the template has too many layers: %d", len(s.order.Trees))
+	}
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	raw, err := s.control.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var sent error
+	err = raw.Write(func(fd uintptr) bool {
+		sent = unix.Sendmsg(int(fd), message, rights, nil, unix.MSG_NOSIGNAL)
+		return sent != unix.EAGAIN
+	})
+	runtime.KeepAlive(files)
+	return errors.Join(err, sent)
+}
+
+// awaitAgent listens to init until the agent serves.
+func (s *Sandbox) awaitAgent(ctx context.Context) error {
+	ready := make(chan error, 2)
+	go func() {
+		var b [1]byte
+		_, err := s.ready.Read(b[:])
+		ready <- err
+	}()
+	ended := make(chan struct{})
+	go s.listen(ended)
+	select {
+	case err := <-ready:
+		if err != nil {
+			return s.explain(err)
+		}
+	case <-ended:
+		return s.explain(errors.New("init ended"))
+	case <-ctx.Done():
+		return berm.Errorf(berm.Unavailable, "creation was given up: %w", context.Cause(ctx))
+	case <-time.After(initUnready):
+		return s.explain(berm.Errorf(berm.Unavailable, "the guest agent did not start within %s", initUnready))
+	}
+	go s.countAgents()
+	return nil
+}
+
+// OnAgent has f called for each later start of the agent.
+func (s *Sandbox) OnAgent(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onAgent = f
+}
+
+func (s *Sandbox) countAgents() {
+	var b [1]byte
+	for {
+		if n, err := s.ready.Read(b[:]); n == 0 || err != nil {
+			return
+		}
+		s.mu.Lock()
+		f := s.onAgent
+		s.mu.Unlock()
+		f()
+	}
+}
+
+// listen takes what init reports until it ends. Init is inside: nothing depends on
+// what it says but the words of an error.
+func (s *Sandbox) listen(ended chan<- struct{}) {
+	defer close(ended)
+	message := make([]byte, 4096)
+	for {
+		n, err := s.control.Read(message)
+		if n == 0 || err != nil {
+			return
+		}
+		text := string(message[1:n])
+		s.mu.Lock()
+		switch message[0] {
+		case plan.Failed:
+			s.failure = text
+		case plan.AgentLost:
+			s.failure = "the guest agent ended: " + text
+		case plan.Lowered:
+			if len(s.degraded) < 32 {
+				s.degraded = append(s.degraded, "the host allows no more than "+text)
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+// explain adds what init reported to an error.
+func (s *Sandbox) explain(err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.failure != "" {
+		return berm.Errorf(berm.Internal, "set up the sandbox: %s", s.failure)
+	}
+	if berm.KindOf(err) != berm.Internal {
+		return err
+	}
+	return berm.Errorf(berm.Internal, "set up the sandbox: %w", err)
+}
+
+// Freeze stops every process.
+func (s *Sandbox) Freeze() error { return s.group.Freeze(context.Background()) }
+
+// Thaw lets every process go on.
+func (s *Sandbox) Thaw() error { return s.group.Thaw(context.Background()) }
+
+// Policy is the whole effective policy.
+func (s *Sandbox) Policy() berm.Policy {
+	p := s.order.Policy
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p.Degraded = append(p.Degraded[:len(p.Degraded):len(p.Degraded)], s.degraded...)
+	return p
+}
+
+// Usage measures the sandbox.
+func (s *Sandbox) Usage() (berm.Usage, error) {
+	u, err := s.group.Usage()
+	if err != nil {
+		return u, err
+	}
+	if s.upper != nil {
+		var fs unix.Statfs_t
+		if err := unix.Fstatfs(int(s.upper.Fd()), &fs); err != nil {
+			return u, fault("measure the disk", err)
+		}
+		u.DiskTotal = int64(fs.Blocks) * fs.Bsize
+		u.DiskUsed = u.DiskTotal - int64(fs.Bfree)*fs.Bsize
+	}
+	return u, nil
+}
+
+// Kill begins the end of every process: the kernel ends a pid namespace with its
+// first process, whatever the others do.
+func (s *Sandbox) Kill() {
+	unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0)
+	go s.group.Kill(context.Background())
+}
+
+// Wait returns when every process has ended and all that the sandbox had is taken
+// away, but for its directory. It must be called on the thread that called Start.
+// The exit has the reason that can be seen from outside.
+func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit {
+	status := s.reap()
+	exit := berm.Exit{At: time.Now().UTC(), Code: -1}
+	s.mu.Lock()
+	exit.Detail = s.failure
+	s.mu.Unlock()
+	switch {
+	case status.Exited():
+		exit.Code = status.ExitStatus()
+		exit.Reason = berm.ReasonCrash
+		if exit.Code == 0 {
+			exit.Reason = berm.ReasonExit
+		}
+	default:
+		exit.Signal = unix.SignalName(status.Signal())
+		exit.Reason = berm.ReasonCrash
+		if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {
+			exit.Reason = berm.ReasonOOM
+			exit.Detail = fmt.Sprintf("the sandbox used more than its %d MiB of memory", s.order.Limits.Memory>>20)
+		}
+	}
+	if reason := asked(); reason != "" {
+		exit.Reason = reason
+		exit.Detail = ""
+	}
+	keep(exit)
+	s.removeGroup()
+	s.close()
+	return exit
+}
+
+// reap waits for init, after which no process of its pid namespace is left.
+func (s *Sandbox) reap() unix.WaitStatus {
+	var status unix.WaitStatus
+	for {
+		_, err := unix.Wait4(s.pid, &status, 0, nil)
+		if err != unix.EINTR {
+			return status
+		}
+	}
+}
+
+// close lets every descriptor go, and with them the mounts.
+func (s *Sandbox) close() {
+	for _, f := range []*os.File{s.control, s.ready, s.upper, s.pidfd} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+func fault(what string, err error) error {
+	return berm.Errorf(berm.Internal, "%s: %w", what, err)
+}

@@ -1,0 +1,101 @@
+// Package launch is the monitor's part of a namespace sandbox: it makes what is
+// outside of it (cgroup, mounts, sockets), starts init behind the wall, and takes
+// everything away at the end.
+package launch
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Descriptors that every monitor is started with, beside the connection to its
+// creator on 0. The executables are sealed copies shared by all sandboxes of a
+// server, so that their memory is paid once.
+const (
+	FDInit  = 3
+	FDAgent = 4
+)
+
+// Order tells a monitor what to make. The driver has decided everything that can
+// be decided without making it: the monitor adds descriptors.
+type Order struct {
+	ID         berm.SandboxID  `json:"id"`
+	Limits     berm.Limits     `json:"limits"`
+	Deadline   time.Time       `json:"deadline,omitzero"`
+	OnDeadline berm.OnDeadline `json:"onDeadline"`
+	Config     json.RawMessage `json:"config"` // berm.GuestConfig, for the agent alone
+	Plan       []byte          `json:"plan"`   // what init does; see package plan
+	Policy     berm.Policy     `json:"policy"` // what the plan amounts to
+	IDs        IDs             `json:"ids"`
+	// Trees are directories that init gets as read-only, detached mounts, in order; the
+	// writable layer, if it is passed, comes after them.
+	Trees []string `json:"trees"`
+	Upper Upper    `json:"upper"`
+	// CgroupParent is where control groups are made; see cgroup.Config.
+	CgroupParent string `json:"cgroupParent,omitempty"`
+}
+
+// IDs maps ids inside to ids of the host.
+type IDs struct {
+	UIDs []Range `json:"uids"`
+	GIDs []Range `json:"gids"`
+	Kind IDKind  `json:"kind"`
+}
+
+// IDKind is who makes the map and what it needs.
+type IDKind string
+
+// The kinds.
+const (
+	// Leased: root maps a range of its choice, and shows Trees and Upper through the
+	// same map, so that ids on disk are those inside.
+	Leased IDKind = "leased"
+	// Subordinate: newuidmap and newgidmap map ids that the system gave an ordinary
+	// user.
+	Subordinate IDKind = "subordinate"
+	// Single: an ordinary user maps the own id alone.
+	Single IDKind = "single"
+)
+
+// Range maps Count ids from Inside to those from Outside.
+type Range struct {
+	Inside  int `json:"inside"`
+	Outside int `json:"outside"`
+	Count   int `json:"count"`
+}
+
+// Upper says what the writable layer is made of.
+type Upper struct {
+	// Image is a formatted file system of the right size, of which a copy is mounted.
+	Image string `json:"image,omitempty"`
+	// Directory is used as it is; its size is not limited.
+	Directory string `json:"directory,omitempty"`
+	// With neither, init makes it from memory.
+}
+
+// String shows the map of user ids to a person.
+func (i IDs) String() string {
+	var parts []string
+	for _, r := range i.UIDs {
+		if r.Count == 1 {
+			parts = append(parts, fmt.Sprintf("%d inside is %d on the host", r.Inside, r.Outside))
+			continue
+		}
+		parts = append(parts, fmt.Sprintf("%d-%d inside are %d-%d on the host", r.Inside, r.Inside+r.Count-1, r.Outside, r.Outside+r.Count-1))
+	}
+	return strings.Join(parts, ", ")
+}
+
+// HasGroup says whether a group id exists inside.
+func (i IDs) HasGroup(id int) bool {
+	for _, r := range i.GIDs {
+		if id >= r.Inside && id < r.Inside+r.Count {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,142 @@
+// Package plan is the set-up of one sandbox as a list of steps: the monitor
+// writes it, init carries it out, and the effective policy is read off it.
+//
+// It has its own small encoding because init links neither encoding/json nor
+// the vocabulary: both are paid in start-up time and memory for every sandbox.
+package plan
+
+import (
+	"encoding/binary"
+	"errors"
+)
+
+// Op is what a step does.
+type Op byte
+
+// The operations. They are carried out in order by a process that is root in
+// fresh namespaces and still sees the host's files until Pivot.
+const (
+	// Stage mounts an empty tmpfs and makes it the working directory. Data are its
+	// mount options.
+	Stage Op = iota + 1
+	// Mkdir makes the directory Target with mode Flags. One that exists is left as it
+	// is; a symbolic link is refused.
+	Mkdir
+	// File makes the file Target with mode Flags and content Data. An existing
+	// file keeps its mode; a symbolic link is replaced, not followed.
+	File
+	// Symlink makes Target point to Source.
+	Symlink
+	// Mount mounts a new instance of the type Source on Target with the mount flags
+	// Flags and the options Data.
+	Mount
+	// Bind mounts Source, a path, on Target, and then adds the mount flags Flags.
+	Bind
+	// Remount replaces the mount flags of the mount Target by Flags.
+	Remount
+	// Move puts the detached mount in descriptor FD on Target.
+	Move
+	// Mask hides Target, a file, behind something that nobody can open. A Target
+	// that does not exist is skipped.
+	Mask
+	// ReadOnly makes the tree below Target unwritable. A Target that does not exist
+	// is skipped.
+	ReadOnly
+	// Enter makes Target the root and lets the old one go.
+	Enter
+	// Hostname sets the host name to Data.
+	Hostname
+	// Loopback brings the interface lo up.
+	Loopback
+	// Rlimit sets resource FD to the soft limit Flags and the hard limit Target in
+	// decimal. A limit that must not be raised is lowered to the hard limit in force.
+	Rlimit
+	// Landlock takes the rights Flags on files away, but REFER below / and IOCTL_DEV on
+	// the paths in Source, separated by spaces.
+	Landlock
+	// Bounding cuts the capabilities that a program may ever regain to the set Flags.
+	Bounding
+	// NoNewPrivs sets no_new_privs.
+	NoNewPrivs
+	// Seccomp loads the filter program in Data. It needs NoNewPrivs or the
+	// capabilities that Capabilities takes away.
+	Seccomp
+	// Capabilities drops every capability that is not in the set Flags.
+	Capabilities
+)
+
+var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "remount", "move", "mask", "read-only", "enter", "hostname", "loopback", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
+
+func (op Op) String() string {
+	if int(op) < len(names) {
+		return names[op]
+	}
+	return "unknown"
+}
+
+// Step is one operation; Op says which fields it uses.
+type Step struct {
+	Op     Op
+	Target string
+	Source string
+	Data   string
+	Flags  uint64
+	FD     int
+}
+
+// Encode returns the wire form of steps.
+func Encode(steps []Step) []byte {
+	var b []byte
+	text := func(s string) {
+		b = binary.AppendUvarint(b, uint64(len(s)))
+		b = append(b, s...)
+	}
+	for _, s := range steps {
+		b = append(b, byte(s.Op))
+		b = binary.AppendUvarint(b, s.Flags)
+		b = binary.AppendUvarint(b, uint64(s.FD))
+		text(s.Target)
+		text(s.Source)
+		text(s.Data)
+	}
+	return b
+}
+
+var errMalformed = errors.New("malformed plan")
+
+// Decode reads what Encode wrote.
+func Decode(b []byte) ([]Step, error) {
+	var steps []Step
+	number := func() (n uint64) {
+		n, size := binary.Uvarint(b)
+		if size <= 0 {
+			b = nil
+			return 1 << 62 // longer than any text: the next read fails
+		}
+		b = b[size:]
+		return n
+	}
+	bad := false
+	text := func() string {
+		n := number()
+		if n > uint64(len(b)) {
+			bad = true
+			return ""
+		}
+		s := string(b[:n])
+		b = b[n:]
+		return s
+	}
+	for len(b) > 0 {
+		s := Step{Op: Op(b[0])}
+		b = b[1:]
+		s.Flags = number()
+		s.FD = int(number())
+		s.Target, s.Source, s.Data = text(), text(), text()
+		if bad || s.Op == 0 || int(s.Op) >= len(names) {
+			return nil, errMalformed
+		}
+		steps = append(steps, s)
+	}
+	return steps, nil
+}

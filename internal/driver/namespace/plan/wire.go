@@ -1,0 +1,39 @@
+package plan
+
+// Control is the descriptor of init's end of the socket to its monitor
+// (SOCK_SEQPACKET).
+const Control = 3
+
+// The first descriptors that come with a plan; those that steps refer to follow.
+const (
+	FDAgent  = iota // the guest agent's executable
+	FDListen        // the listening socket that the agent serves
+	FDConfig        // memfd with the agent's configuration
+	FDReady         // write end of the pipe on which each agent reports that it serves
+	FDCount         // how many there are
+)
+
+// MaxFDs is how many descriptors come with a plan at most: SCM_MAX_FD of the kernel.
+const MaxFDs = 253
+
+// MaxMessage bounds one message on the control socket in bytes.
+const MaxMessage = 128 << 10
+
+// The first byte of a message from the monitor to init.
+const (
+	// Trees: paths, each ended by a zero byte, that init clones as detached mounts. Only
+	// the monitor of an ordinary user sends it, who may not do so outside.
+	Trees = 't'
+	// Mapped: ids are mapped now, and init becomes root inside by executing itself again.
+	Mapped = 'm'
+	// SetUp: the plan, with its descriptors.
+	SetUp = 's'
+)
+
+// The first byte of a message from init to the monitor.
+const (
+	Started   = 's' // the plan is carried out and the agent runs
+	Failed    = 'f' // text: the step and what went wrong
+	AgentLost = 'a' // text: how the agent ended; init starts it again
+	Lowered   = 'l' // text: what the kernel did not grant
+)

@@ -1,0 +1,243 @@
+package namespace
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// killLimit is how long the end of a sandbox may take before its monitor is given up.
+const killLimit = 2 * time.Second
+
+// sandbox is a handle on one sandbox.
+type sandbox struct {
+	driver *Driver
+	id     berm.SandboxID
+	client *monitor.Client
+	pid    int             // of the monitor
+	ended  <-chan struct{} // closed when the monitor was reaped; nil when it is not our child
+
+	mu   sync.Mutex // held while it is being killed
+	exit *berm.Exit // set once killed
+}
+
+var _ berm.Sandbox = (*sandbox)(nil)
+
+func (s *sandbox) ID() berm.SandboxID { return s.id }
+
+// spawn starts the monitor in a session of its own, so that it outlives this process.
+func (s *sandbox) spawn(ctx context.Context, dir string) error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "socket pair: %w", err)
+	}
+	theirs := os.NewFile(uintptr(pair[1]), "monitor")
+	defer theirs.Close()
+	ours := os.NewFile(uintptr(pair[0]), "monitor")
+	conn, err := net.FileConn(ours)
+	ours.Close()
+	if err != nil {
+		return berm.Errorf(berm.Internal, "socket pair: %w", err)
+	}
+	cmd := exec.Command(s.driver.monitor)
+	cmd.Args = []string{"berm-monitor", string(s.id)}
+	cmd.Dir, cmd.Env = dir, environment()
+	cmd.Stdin = theirs
+	cmd.ExtraFiles = []*os.File{s.driver.init, s.driver.guest}
+	cmd.SysProcAttr = session
+	if os.Getenv("BERM_TRACE") != "" {
+		cmd.Stderr = os.Stderr
+	}
+	if err := cmd.Start(); err != nil {
+		conn.Close()
+		return berm.Errorf(berm.Internal, "start the monitor: %w", err)
+	}
+	ended := make(chan struct{})
+	go func() {
+		cmd.Wait()
+		close(ended)
+	}()
+	s.pid, s.ended = cmd.Process.Pid, ended
+	if s.client, err = monitor.NewClient(ctx, conn); err != nil {
+		s.abandon()
+		return err
+	}
+	return nil
+}
+
+// abandon ends a sandbox that was not committed, and returns when nothing but its
+// directory is left.
+func (s *sandbox) abandon() {
+	if s.client != nil {
+		s.client.Close()
+	}
+	select {
+	case <-s.ended:
+	case <-time.After(killLimit):
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 2*killLimit)
+	defer cancel()
+	s.endMonitor()
+	s.driver.remove(ctx, s.id)
+}
+
+// endMonitor makes sure that the monitor is gone. The kernel ends the sandbox with it.
+func (s *sandbox) endMonitor() {
+	if s.ended == nil {
+		return // Driver.remove finds it by the lock on the directory
+	}
+	select {
+	case <-s.ended:
+		return
+	default:
+	}
+	unix.Kill(s.pid, unix.SIGKILL) // ours, and not reaped: the id is still its own
+	<-s.ended
+}
+
+// health asks the guest agent once whether it serves: it said so already.
+func (s *sandbox) health(ctx context.Context) error {
+	conn, err := s.connect(ctx, berm.AgentPort)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	if _, err := io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n"); err != nil {
+		return berm.Errorf(berm.Unavailable, "ask the guest agent: %w", err)
+	}
+	line, err := bufio.NewReader(conn).ReadString('\n')
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "ask the guest agent: %w", err)
+	}
+	if fields := strings.Fields(line); len(fields) < 2 || fields[1] != "204" {
+		return berm.Errorf(berm.Unavailable, "the guest agent answers %q", strings.TrimSpace(line))
+	}
+	return nil
+}
+
+// Dial opens a byte stream to a port inside.
+func (s *sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	// A frozen agent would never answer.
+	status, err := s.client.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	switch status.State {
+	case berm.Running:
+	case berm.Killed:
+		return nil, berm.Errorf(berm.NotFound, "sandbox %s is dead", s.id)
+	default:
+		return nil, berm.Errorf(berm.Conflict, "sandbox %s is %s", s.id, status.State)
+	}
+	return s.connect(ctx, port)
+}
+
+// connect opens a byte stream through the guest agent.
+func (s *sandbox) connect(ctx context.Context, port uint16) (net.Conn, error) {
+	conn, err := s.driver.dial(ctx, s.id, monitor.AgentFile)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ECONNREFUSED) {
+		return nil, berm.Errorf(berm.NotFound, "sandbox %s is dead", s.id)
+	} else if err != nil {
+		return nil, berm.Errorf(berm.Unavailable, "reach the guest agent: %w", err)
+	}
+	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	status := []byte{0}
+	_, err = conn.Write([]byte{agentProtocol, byte(port >> 8), byte(port)})
+	if err == nil {
+		_, err = io.ReadFull(conn, status)
+	}
+	if !stop() {
+		err = context.Cause(ctx)
+	}
+	switch {
+	case err != nil:
+		err = berm.Errorf(berm.Unavailable, "reach the guest agent: %w", err)
+	case status[0] == portClosed:
+		err = berm.Errorf(berm.Unavailable, "nothing listens on port %d", port)
+	case status[0] != portOpen:
+		err = berm.Errorf(berm.Unavailable, "the guest agent could not connect to port %d", port)
+	default:
+		return conn, nil
+	}
+	conn.Close()
+	return nil, err
+}
+
+// The first bytes of a connection to the guest agent: version and port from us, one
+// byte of status from the agent.
+const (
+	agentProtocol = 1
+	portOpen      = 0
+	portClosed    = 1
+)
+
+func (s *sandbox) Pause(ctx context.Context) error { return s.client.Pause(ctx) }
+
+func (s *sandbox) Resume(ctx context.Context, deadline time.Time) error {
+	return s.client.Resume(ctx, deadline)
+}
+
+func (s *sandbox) SetDeadline(ctx context.Context, deadline time.Time) error {
+	return s.client.SetDeadline(ctx, deadline)
+}
+
+func (s *sandbox) Status(ctx context.Context) (berm.Status, error) { return s.client.Status(ctx) }
+func (s *sandbox) Usage(ctx context.Context) (berm.Usage, error)   { return s.client.Usage(ctx) }
+func (s *sandbox) Policy(ctx context.Context) (berm.Policy, error) { return s.client.Policy(ctx) }
+
+func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
+	return s.client.Events(ctx)
+}
+
+// Kill ends the sandbox and takes everything of it away.
+func (s *sandbox) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.exit != nil {
+		return *s.exit, nil
+	}
+	limited, cancel := context.WithTimeout(ctx, killLimit)
+	exit, err := s.client.Kill(limited, reason)
+	cancel()
+	if err == nil && s.ended != nil {
+		select {
+		case <-s.ended:
+		case <-time.After(killLimit):
+		}
+	}
+	// What follows finishes also when the caller loses patience: nothing may be left.
+	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), 2*killLimit)
+	defer cancel()
+	s.endMonitor()
+	recorded, err2 := s.driver.remove(ctx, s.id)
+	if err2 != nil {
+		return exit, err2
+	}
+	if err != nil {
+		exit = recorded
+	}
+	if exit.Reason == "" { // another handle was faster
+		exit = berm.Exit{Reason: reason, Code: -1, At: time.Now().UTC()}
+	}
+	s.exit = &exit
+	s.client.Close()
+	return exit, nil
+}
+
+// Close lets the handle go.
+func (s *sandbox) Close() error { return s.client.Close() }

@@ -1,0 +1,233 @@
+package monitor
+
+import (
+	"sync"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Wall is what a level does for one living sandbox.
+type Wall interface {
+	// Freeze stops every process where it is; Thaw lets them go on.
+	Freeze() error
+	Thaw() error
+	Usage() (berm.Usage, error)
+	Policy() berm.Policy
+	// Kill begins the end of every process. It does not wait, and works on frozen
+	// processes too.
+	Kill()
+}
+
+// Machine is the state machine of one sandbox. It keeps the deadline by itself.
+type Machine struct {
+	wall Wall
+
+	mu       sync.Mutex
+	status   berm.Status
+	reason   berm.Reason // why it is being killed; "" while nobody asked
+	timer    *time.Timer
+	watchers map[chan berm.Status]bool
+	dead     chan struct{} // closed when status.Exit is set
+}
+
+// NewMachine starts the life of a sandbox that runs behind wall.
+func NewMachine(wall Wall, deadline time.Time, onDeadline berm.OnDeadline) *Machine {
+	m := &Machine{
+		wall:     wall,
+		status:   berm.Status{State: berm.Running, OnDeadline: onDeadline, Agent: 1},
+		watchers: map[chan berm.Status]bool{},
+		dead:     make(chan struct{}),
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.setDeadline(deadline)
+	return m
+}
+
+// Status is the state now.
+func (m *Machine) Status() berm.Status {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.status
+}
+
+// Pause freezes the sandbox and takes its deadline away.
+func (m *Machine) Pause() error {
+	if err := m.enter(berm.Pausing); err != nil {
+		return err
+	}
+	err := m.wall.Freeze()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.status.State != berm.Pausing { // killed meanwhile
+		return gone()
+	}
+	if err != nil {
+		m.wall.Thaw()
+		m.become(berm.Running)
+		m.setDeadline(m.status.Deadline)
+		return err
+	}
+	m.setDeadline(time.Time{})
+	m.become(berm.Paused)
+	return nil
+}
+
+// Resume thaws the sandbox, which gets a new deadline.
+func (m *Machine) Resume(deadline time.Time) error {
+	if err := m.enter(berm.Resuming); err != nil {
+		return err
+	}
+	err := m.wall.Thaw()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.status.State != berm.Resuming {
+		return gone()
+	}
+	if err != nil {
+		m.become(berm.Paused)
+		return err
+	}
+	m.setDeadline(deadline)
+	m.become(berm.Running)
+	return nil
+}
+
+// SetDeadline moves the deadline; zero removes it. A paused sandbox has none.
+func (m *Machine) SetDeadline(deadline time.Time) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	switch m.status.State {
+	case berm.Running:
+		m.setDeadline(deadline)
+		m.publish()
+		return nil
+	case berm.Killed:
+		return gone()
+	}
+	return berm.Errorf(berm.Conflict, "the sandbox is %s", m.status.State)
+}
+
+// Kill begins the end; a reason that was given before stays.
+func (m *Machine) Kill(reason berm.Reason) {
+	m.mu.Lock()
+	if m.reason == "" {
+		m.reason = reason
+	}
+	m.mu.Unlock()
+	m.wall.Kill()
+}
+
+// Reason says why the sandbox is being killed, or "" when nobody asked for it.
+func (m *Machine) Reason() berm.Reason {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.reason
+}
+
+// Died ends the machine. Everything of the sandbox is gone by now.
+func (m *Machine) Died(exit berm.Exit) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.setDeadline(time.Time{})
+	m.status.Exit = &exit
+	m.become(berm.Killed)
+	for w := range m.watchers {
+		close(w)
+	}
+	m.watchers = nil
+	close(m.dead)
+}
+
+// AgentStarted counts another start of the guest agent.
+func (m *Machine) AgentStarted() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.status.Agent++
+	m.publish()
+}
+
+// watch returns a channel of every later status and a function that ends it. A
+// watcher that does not read gets the newest status only; the last one is never
+// lost.
+func (m *Machine) watch() (<-chan berm.Status, func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	w := make(chan berm.Status, 1)
+	if m.watchers == nil { // dead
+		w <- m.status
+		close(w)
+		return w, func() {}
+	}
+	m.watchers[w] = true
+	return w, func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.watchers, w)
+	}
+}
+
+// enter begins a transition, or tells why it cannot be.
+func (m *Machine) enter(next berm.State) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.status.State == berm.Killed || m.reason != "" {
+		return gone()
+	}
+	if !m.status.State.CanBecome(next) {
+		return berm.Errorf(berm.Conflict, "the sandbox is %s", m.status.State)
+	}
+	m.become(next)
+	return nil
+}
+
+func (m *Machine) become(next berm.State) {
+	m.status.State = next
+	m.publish()
+}
+
+func (m *Machine) publish() {
+	for w := range m.watchers {
+		select {
+		case <-w: // drop what was not read
+		default:
+		}
+		w <- m.status
+	}
+}
+
+// setDeadline arms the timer. The caller holds the lock.
+func (m *Machine) setDeadline(deadline time.Time) {
+	if m.timer != nil {
+		m.timer.Stop()
+		m.timer = nil
+	}
+	m.status.Deadline = deadline
+	if !deadline.IsZero() {
+		m.timer = time.AfterFunc(time.Until(deadline), func() { m.expire(deadline) })
+	}
+}
+
+// expire acts on a deadline that passed, unless it was moved meanwhile. While a
+// pause is under way it leaves the deadline to that pause: it removes it, or arms
+// it again when it fails.
+func (m *Machine) expire(deadline time.Time) {
+	m.mu.Lock()
+	current := m.status.Deadline.Equal(deadline) && m.status.State == berm.Running
+	pause := m.status.OnDeadline == berm.PauseAtDeadline
+	m.mu.Unlock()
+	if !current {
+		return
+	}
+	if pause {
+		err := m.Pause()
+		if err == nil || berm.KindOf(err) == berm.Conflict || berm.KindOf(err) == berm.NotFound {
+			return
+		}
+		// What cannot be frozen must not run on past its deadline.
+	}
+	m.Kill(berm.ReasonTimeout)
+}
+
+func gone() error { return berm.Errorf(berm.NotFound, "the sandbox is dead") }

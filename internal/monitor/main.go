@@ -1,0 +1,94 @@
+package monitor
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+)
+
+// The files of a sandbox's directory.
+const (
+	SocketFile = "monitor.sock" // the protocol
+	AgentFile  = "agent.sock"   // byte streams to ports inside
+	ExitFile   = "exit.json"    // how the sandbox ended
+)
+
+// Life is one sandbox from the view of a monitor's main function.
+type Life struct {
+	ID         berm.SandboxID
+	Deadline   time.Time
+	OnDeadline berm.OnDeadline
+	Wall       Wall
+	// OnAgent has a function called for each later start of the guest agent.
+	OnAgent func(func())
+	// Wait returns when the sandbox is dead and everything of it is gone but its
+	// directory. It calls asked for the reason that somebody gave, and keep before it
+	// takes anything away.
+	Wait func(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit
+}
+
+// Keep runs the life of a sandbox that start makes, in the current directory, which
+// is the sandbox's own. It returns when the sandbox is dead. Without a commit on c
+// the sandbox dies with its creator.
+func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
+	ctx, cancel := context.WithCancelCause(context.Background())
+	defer cancel(nil)
+	committed := make(chan struct{})
+	go func() {
+		if err := c.Committed(); err != nil {
+			cancel(berm.Errorf(berm.Unavailable, "the creator is gone: %w", err))
+			return
+		}
+		close(committed)
+	}()
+	life, err := start(ctx)
+	if err != nil {
+		c.Created(err)
+		return err
+	}
+	machine := NewMachine(life.Wall, life.Deadline, life.OnDeadline)
+	life.OnAgent(machine.AgentStarted)
+	server := NewServer(life.ID, machine)
+
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: SocketFile, Net: "unix"})
+	if err == nil {
+		err = failpoint.Hit("monitor.listen")
+	}
+	if err == nil {
+		go server.Listen(listener)
+	}
+	if err != nil {
+		cancel(err)
+	}
+	c.Created(err)
+	go func() {
+		select {
+		case <-committed:
+			server.Serve(c)
+		case <-ctx.Done():
+			machine.Kill(berm.ReasonCrash)
+		}
+	}()
+
+	exit := life.Wait(machine.Reason, keepExit)
+	machine.Died(exit)
+	// Whoever waits for the death has the time to hear of it.
+	server.Drain(2 * time.Second)
+	return err
+}
+
+// keepExit writes how the sandbox ended for those who ask when the monitor is gone.
+func keepExit(exit berm.Exit) {
+	raw, err := json.Marshal(exit)
+	if err != nil {
+		return
+	}
+	if os.WriteFile(ExitFile+".new", raw, 0o600) == nil {
+		os.Rename(ExitFile+".new", ExitFile)
+	}
+}
