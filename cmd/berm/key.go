@@ -1,17 +1,117 @@
 package main
 
 import (
+	"fmt"
+	"text/tabwriter"
+	"time"
+
 	"github.com/spf13/cobra"
 
-	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/store"
 )
 
 func newKeyCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := &cobra.Command{
 		Use:   "key",
 		Short: "Make, list and revoke API keys",
-		RunE: func(*cobra.Command, []string) error {
-			return berm.Errorf(berm.Unsupported, "key is not built yet")
+		Long: `Make, list and revoke the API keys of the server with the data directory given. It may
+be running: what changes counts at once.`,
+		Args: usageArgs(cobra.NoArgs),
+	}
+	data := cmd.PersistentFlags().String("data", defaultData(), "data directory of the server")
+	with := func(cmd *cobra.Command, do func(*store.DB) error) error {
+		if err := envFlag(cmd, "data"); err != nil {
+			return err
+		}
+		db, err := store.OpenShared(*data)
+		if err != nil {
+			return err
+		}
+		defer db.Close()
+		return do(db)
+	}
+	cmd.AddCommand(newKeyCreateCommand(with), newKeyListCommand(with), newKeyRevokeCommand(with))
+	return cmd
+}
+
+// withStore runs do on the store of the data directory.
+type withStore func(cmd *cobra.Command, do func(*store.DB) error) error
+
+func newKeyCreateCommand(with withStore) *cobra.Command {
+	var name string
+	cmd := &cobra.Command{
+		Use:     "create",
+		Short:   "Make an API key and print it, once",
+		Example: `  export E2B_API_KEY=$(berm key create --name laptop)`,
+		Args:    usageArgs(cobra.NoArgs),
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.Flags().StringVar(&name, "name", "", "what the key is for")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return with(cmd, func(db *store.DB) error {
+			key, secret, err := db.CreateKey(cmd.Context(), name)
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return printJSON(cmd.OutOrStdout(), struct {
+					store.Key
+					Secret string `json:"key"`
+				}{key, secret})
+			}
+			fmt.Fprintln(cmd.OutOrStdout(), secret)
+			return nil
+		})
+	}
+	return cmd
+}
+
+func newKeyListCommand(with withStore) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "ls",
+		Short:   "List the API keys",
+		Example: `  berm key ls --json`,
+		Args:    usageArgs(cobra.NoArgs),
+	}
+	asJSON := jsonFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		return with(cmd, func(db *store.DB) error {
+			keys, err := db.Keys(cmd.Context())
+			if err != nil {
+				return err
+			}
+			if *asJSON {
+				return printJSON(cmd.OutOrStdout(), keys)
+			}
+			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
+			fmt.Fprintln(table, "ID\tKEY\tNAME\tCREATED\tREVOKED")
+			for _, k := range keys {
+				revoked := "-"
+				if !k.Revoked.IsZero() {
+					revoked = k.Revoked.Local().Format(time.DateTime)
+				}
+				fmt.Fprintf(table, "%s\t%s…\t%q\t%s\t%s\n", k.ID, k.Prefix, k.Name, k.Created.Local().Format(time.DateTime), revoked)
+			}
+			return table.Flush()
+		})
+	}
+	return cmd
+}
+
+func newKeyRevokeCommand(with withStore) *cobra.Command {
+	return &cobra.Command{
+		Use:     "revoke ID",
+		Short:   "Make an API key invalid at once",
+		Example: `  berm key revoke 3f1c5d2e7a9b0c4d`,
+		Args:    usageArgs(cobra.ExactArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return with(cmd, func(db *store.DB) error {
+				key, err := db.RevokeKey(cmd.Context(), args[0])
+				if err == nil {
+					fmt.Fprintf(cmd.OutOrStdout(), "%s… is revoked\n", key.Prefix)
+				}
+				return err
+			})
 		},
 	}
 }

@@ -1,17 +1,128 @@
 package main
 
 import (
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
 	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/engine/local"
+	"github.com/berm-sandbox/berm/internal/serve"
+	"github.com/berm-sandbox/berm/internal/template"
 )
 
 func newServeCommand() *cobra.Command {
-	return &cobra.Command{
+	c := serve.Config{IDs: local.DefaultIDs}
+	var templates, devDomain, logFormat, config, level string
+	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server",
-		RunE: func(*cobra.Command, []string) error {
-			return berm.Errorf(berm.Unsupported, "serve is not built yet")
-		},
+		Long: `Run the server: the E2B API, the way into sandboxes, and everything behind them, on
+one port. Without --listen that port is on the loopback interface only.
+
+Every flag can be given as an environment variable (--max-sandboxes is
+BERM_MAX_SANDBOXES) and in the configuration file, under "serve:"; a flag wins over the
+environment, the environment over the file. The first start makes an API key and prints
+it once; BERM_BOOTSTRAP_KEY makes a key of your own valid instead.
+
+Stopping the server leaves its sandboxes alive; the next start finds them again.`,
+		Example: `  berm serve
+  berm serve --listen 127.0.0.1:7676 --data ./data
+  berm serve --dev-domain berm.test --listen 127.0.0.1:8443
+  BERM_BOOTSTRAP_KEY=e2b_0123456789abcdef0123456789abcdef01234567 berm serve`,
+		Args: usageArgs(cobra.NoArgs),
 	}
+	flags := cmd.Flags()
+	flags.StringVar(&c.Listen, "listen", "127.0.0.1:7676", "address to serve on, HOST:PORT")
+	flags.StringVar(&c.Data, "data", defaultData(), "data directory")
+	flags.StringVar(&templates, "templates", "", "template cache (default: the cache directory of the user)")
+	flags.IntVar(&c.MaxSandboxes, "max-sandboxes", 500, "sandboxes that may exist at once, paused ones included")
+	flags.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest time to live that may be asked for")
+	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace, gvisor or microvm")
+	flags.StringVar(&c.Domain, "domain", "", "domain under which sandboxes have host names, PORT-ID.DOMAIN")
+	flags.StringVar(&c.TLSCert, "tls-cert", "", "certificate for --domain and *.DOMAIN, PEM; TLS is then served on the same port")
+	flags.StringVar(&c.TLSKey, "tls-key", "", "key of the certificate, PEM")
+	flags.StringVar(&devDomain, "dev-domain", "", "as --domain, with a certificate made for it by an authority of its own")
+	flags.Uint32Var(&c.IDs.Base, "id-base", local.DefaultIDs.Base, "first host user id that sandboxes may be given, as root")
+	flags.Uint32Var(&c.IDs.Count, "id-count", local.DefaultIDs.Count, "number of host user ids that sandboxes may be given, as root")
+	flags.StringVar(&logFormat, "log-format", "text", "format of the log on stderr: text or json")
+	flags.StringVar(&config, "config", "", "configuration file (default: berm/config.yaml below the configuration directory of the user)")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if err := configure(cmd, config, os.LookupEnv); err != nil {
+			return err
+		}
+		options := &slog.HandlerOptions{Level: slog.LevelInfo}
+		switch logFormat {
+		case "text":
+			c.Log = slog.New(slog.NewTextHandler(os.Stderr, options))
+		case "json":
+			c.Log = slog.New(slog.NewJSONHandler(os.Stderr, options))
+		default:
+			return usageError{berm.Errorf(berm.Invalid, "--log-format is text or json")}
+		}
+		if (c.TLSCert == "") != (c.TLSKey == "") {
+			return usageError{berm.Errorf(berm.Invalid, "--tls-cert and --tls-key go together")}
+		}
+		if devDomain != "" {
+			if c.TLSCert != "" || c.Domain != "" {
+				return usageError{berm.Errorf(berm.Invalid, "--dev-domain stands for --domain and --tls-cert")}
+			}
+			c.Domain, c.DevTLS = devDomain, true
+		}
+		c.Level = berm.Level(level)
+		if os.Geteuid() != 0 {
+			c.IDs = berm.IDRange{} // an ordinary user's driver maps its own
+		}
+		c.BootstrapKey = os.Getenv("BERM_BOOTSTRAP_KEY")
+		c.MaxLimits = hostLimits()
+		c.Out = cmd.OutOrStdout()
+
+		data, err := filepath.Abs(c.Data)
+		if err != nil {
+			return err
+		}
+		c.Data = data
+		images, err := template.Open(templates)
+		if err != nil {
+			return err
+		}
+		c.Templates = newTemplates(cmd.Context(), images, c.Log)
+		c.Drivers = func() ([]berm.Driver, error) { return drivers(data) }
+		c.Hold = func(ctx context.Context, spec berm.Spec) error {
+			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})
+		}
+		return serve.Run(cmd.Context(), c)
+	}
+	return cmd
+}
+
+// defaultData is /var/lib/berm for root, else below $XDG_DATA_HOME.
+func defaultData() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/berm"
+	}
+	if dir := os.Getenv("XDG_DATA_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "berm")
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "berm-data"
+	}
+	return filepath.Join(home, ".local", "share", "berm")
+}
+
+// hostLimits is what one sandbox may ask for: as much as the machine has.
+func hostLimits() berm.Limits {
+	limits := berm.Limits{CPU: float64(runtime.NumCPU()), PIDs: 1 << 15, Disk: 1 << 40}
+	var info unix.Sysinfo_t
+	if unix.Sysinfo(&info) == nil {
+		limits.Memory = int64(info.Totalram) * int64(info.Unit)
+	}
+	return limits
 }

@@ -138,7 +138,9 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	if err != nil {
 		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
 		s.info.State = berm.Killed
-		m.work.Go(func() { s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "lost while no server ran", At: time.Now().UTC()}) })
+		m.work.Go(func() {
+			s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "lost while no server ran", At: time.Now().UTC()})
+		})
 		return nil
 	}
 	s.handle, s.agent = handle, status.Agent

@@ -4,6 +4,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"sync"
@@ -29,6 +30,9 @@ type Config struct {
 	// IDs is the run of host ids to lease from. With a count of zero no ids are
 	// leased: the drivers run without root and map their own.
 	IDs berm.IDRange
+	// Hold keeps the layers of a sandbox from being removed for as long as it lives. It
+	// is called once the sandbox is there; nil does not hold.
+	Hold func(ctx context.Context, spec berm.Spec) error
 }
 
 // DefaultIDs is the run of host ids that is leased from when nothing else is
@@ -42,6 +46,7 @@ var strength = map[berm.Level]int{berm.Namespace: 1, berm.GVisor: 2, berm.MicroV
 type Engine struct {
 	leases  Leases
 	ids     berm.IDRange
+	hold    func(ctx context.Context, spec berm.Spec) error
 	drivers []berm.Driver // strongest first
 	probes  []berm.Probe  // of the drivers, in their order
 
@@ -52,7 +57,7 @@ type Engine struct {
 
 // New probes the drivers and reads the leases.
 func New(ctx context.Context, c Config) (*Engine, error) {
-	e := &Engine{leases: c.Leases, ids: c.IDs, drivers: slices.Clone(c.Drivers)}
+	e := &Engine{leases: c.Leases, ids: c.IDs, hold: c.Hold, drivers: slices.Clone(c.Drivers)}
 	slices.SortStableFunc(e.drivers, func(a, b berm.Driver) int { return strength[b.Level()] - strength[a.Level()] })
 	for _, d := range e.drivers {
 		e.probes = append(e.probes, d.Probe(ctx))
@@ -122,6 +127,14 @@ func (e *Engine) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	sandbox, err := driver.Create(ctx, spec)
 	if err != nil {
 		return nil, err
+	}
+	if e.hold != nil {
+		if err := e.hold(ctx, spec); err != nil {
+			if _, killErr := sandbox.Kill(context.WithoutCancel(ctx), berm.ReasonKilled); killErr != nil {
+				return nil, errors.Join(err, killErr)
+			}
+			return nil, err
+		}
 	}
 	cu.Release()
 	return &handle{sandbox, e}, nil

@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	"go.yaml.in/yaml/v3"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// configFile is the configuration file. The section of a command sets its flags by
+// their names.
+type configFile struct {
+	Version int                  `yaml:"version"`
+	Serve   map[string]yaml.Node `yaml:"serve"`
+}
+
+// configure sets the flags of cmd that were not given from the environment, and what
+// is left from the configuration file. A path names a file that must exist.
+func configure(cmd *cobra.Command, path string, env func(string) (string, bool)) error {
+	file, name, err := readConfig(path, env)
+	if err != nil {
+		return err
+	}
+	for key := range file.Serve {
+		if flag := cmd.Flags().Lookup(key); flag == nil || key == "config" || key == "help" {
+			return berm.Errorf(berm.Invalid, "%s: serve has no setting %q", name, key).
+				WithHint("the settings are the flags of `berm serve`")
+		}
+	}
+	cmd.Flags().VisitAll(func(flag *pflag.Flag) {
+		if flag.Changed || err != nil || flag.Name == "config" || flag.Name == "help" {
+			return
+		}
+		variable := "BERM_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
+		if value, ok := env(variable); ok {
+			if e := flag.Value.Set(value); e != nil {
+				err = berm.Errorf(berm.Invalid, "%s: %w", variable, e)
+			}
+		} else if node, ok := file.Serve[flag.Name]; ok {
+			if node.Kind != yaml.ScalarNode {
+				err = berm.Errorf(berm.Invalid, "%s:%d: %s is a single value", name, node.Line, flag.Name)
+			} else if e := flag.Value.Set(node.Value); e != nil {
+				err = berm.Errorf(berm.Invalid, "%s:%d: %w", name, node.Line, e)
+			}
+		}
+	})
+	return err
+}
+
+// readConfig reads the configuration file, which may be missing when nobody named
+// it.
+func readConfig(path string, env func(string) (string, bool)) (file configFile, name string, err error) {
+	named := path != ""
+	if !named {
+		if path, named = env("BERM_CONFIG"); !named {
+			dir, err := os.UserConfigDir()
+			if err != nil {
+				return file, "", nil // no home, no file
+			}
+			path = filepath.Join(dir, "berm", "config.yaml")
+		}
+	}
+	content, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) && !named {
+		return file, path, nil
+	}
+	if err != nil {
+		return file, path, berm.Errorf(berm.Invalid, "configuration: %w", err)
+	}
+	decoder := yaml.NewDecoder(bytes.NewReader(content))
+	decoder.KnownFields(true)
+	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
+		return file, path, berm.Errorf(berm.Invalid, "%s: %w", path, err)
+	}
+	if file.Version != 1 {
+		return file, path, berm.Errorf(berm.Invalid, "%s: version is %d, want version: 1", path, file.Version)
+	}
+	return file, path, nil
+}
+
+// envFlag sets one flag from the environment when it was not given.
+func envFlag(cmd *cobra.Command, name string) error {
+	flag := cmd.Flags().Lookup(name)
+	variable := "BERM_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
+	value, ok := os.LookupEnv(variable)
+	if flag.Changed || !ok {
+		return nil
+	}
+	if err := flag.Value.Set(value); err != nil {
+		return berm.Errorf(berm.Invalid, "%s: %w", variable, err)
+	}
+	return nil
+}

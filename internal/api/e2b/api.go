@@ -1,0 +1,273 @@
+// Package e2b serves the E2B control-plane REST API, both generations of it, and
+// Berm's additions under /berm/v1.
+package e2b
+
+import (
+	"context"
+	_ "embed"
+	"log/slog"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/store"
+)
+
+// Keys checks API keys.
+type Keys interface {
+	// Authenticate returns the valid key that secret is, and Denied when there is none.
+	Authenticate(ctx context.Context, secret string) (store.Key, error)
+}
+
+// Config is what an API is made of.
+type Config struct {
+	Sessions  *control.Manager
+	Templates control.Templates
+	Keys      Keys
+	// Domain is what clients form host names of sandboxes under, with the port unless
+	// it is 443; "" lets each client use its own.
+	Domain string
+	Log    *slog.Logger
+}
+
+// API is the control plane as an http.Handler.
+type API struct {
+	Config
+	mux    *http.ServeMux
+	stats  *stats
+	routes []route
+}
+
+// route is one operation. Its path is also the one in openapi.yaml.
+type route struct {
+	method, path string
+	handle       func(*API, http.ResponseWriter, *http.Request) error
+	open         bool // needs no key
+	// lacking says what of E2B this version does not have; it is the answer then.
+	lacking string
+}
+
+//go:embed openapi.yaml
+var openAPI []byte
+
+// routes lists all that is served.
+var routes = []route{
+	{method: "GET", path: "/health", handle: (*API).health, open: true},
+	{method: "GET", path: "/metrics", handle: (*API).prometheus},
+	{method: "GET", path: "/teams", handle: (*API).teams},
+
+	{method: "POST", path: "/sandboxes", handle: (*API).createV1},
+	{method: "POST", path: "/v2/sandboxes", handle: (*API).createV2},
+	{method: "GET", path: "/sandboxes", handle: (*API).listV1},
+	{method: "GET", path: "/v2/sandboxes", handle: (*API).listV2},
+	{method: "GET", path: "/sandboxes/metrics", handle: (*API).latestMetrics},
+	{method: "GET", path: "/sandboxes/{sandboxID}", handle: (*API).get},
+	{method: "DELETE", path: "/sandboxes/{sandboxID}", handle: (*API).kill},
+	{method: "POST", path: "/sandboxes/{sandboxID}/timeout", handle: (*API).setTimeout},
+	{method: "POST", path: "/sandboxes/{sandboxID}/refreshes", handle: (*API).refresh},
+	{method: "PUT", path: "/sandboxes/{sandboxID}/network", handle: (*API).setNetwork},
+	{method: "POST", path: "/sandboxes/{sandboxID}/pause", handle: (*API).pause},
+	{method: "POST", path: "/sandboxes/{sandboxID}/resume", handle: (*API).resume},
+	{method: "POST", path: "/sandboxes/{sandboxID}/connect", handle: (*API).connect},
+	{method: "POST", path: "/v2/sandboxes/{sandboxID}/connect", handle: (*API).connect},
+	{method: "GET", path: "/sandboxes/{sandboxID}/metrics", handle: (*API).metrics},
+	{method: "GET", path: "/sandboxes/{sandboxID}/logs", handle: (*API).logs},
+	{method: "GET", path: "/v2/sandboxes/{sandboxID}/logs", handle: (*API).logsV2},
+
+	{method: "GET", path: "/templates", handle: (*API).templates},
+	{method: "GET", path: "/v2/templates", handle: (*API).templatesV2},
+	{method: "GET", path: "/templates/{templateID}", handle: (*API).template},
+	{method: "GET", path: "/templates/aliases/{alias}", handle: (*API).alias},
+
+	{method: "GET", path: "/berm/v1/openapi.yaml", handle: (*API).openAPI, open: true},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: (*API).inspect},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: (*API).policy},
+
+	{method: "POST", path: "/sandboxes/{sandboxID}/fork", lacking: "forking"},
+	{method: "POST", path: "/sandboxes/{sandboxID}/snapshots", lacking: "snapshots"},
+	{method: "GET", path: "/snapshots", lacking: "snapshots"},
+	{method: "GET", path: "/teams/{teamID}/metrics", lacking: "team metrics"},
+	{method: "GET", path: "/teams/{teamID}/metrics/max", lacking: "team metrics"},
+	{method: "POST", path: "/v3/templates", lacking: "the template builder"},
+	{method: "POST", path: "/v2/templates", lacking: "the template builder"},
+	{method: "POST", path: "/templates", lacking: "the template builder"},
+	{method: "POST", path: "/templates/{templateID}", lacking: "the template builder"},
+	{method: "DELETE", path: "/templates/{templateID}", lacking: "removing templates by API"},
+	{method: "PATCH", path: "/templates/{templateID}", lacking: "publishing templates"},
+	{method: "PATCH", path: "/v2/templates/{templateID}", lacking: "publishing templates"},
+	{method: "GET", path: "/templates/{templateID}/files/{hash}", lacking: "the template builder"},
+	{method: "POST", path: "/templates/{templateID}/builds/{buildID}", lacking: "the template builder"},
+	{method: "POST", path: "/v2/templates/{templateID}/builds/{buildID}", lacking: "the template builder"},
+	{method: "GET", path: "/templates/{templateID}/builds/{buildID}/status", lacking: "the template builder"},
+	{method: "GET", path: "/templates/{templateID}/builds/{buildID}/logs", lacking: "the template builder"},
+	{method: "POST", path: "/templates/tags", lacking: "template tags"},
+	{method: "DELETE", path: "/templates/tags", lacking: "template tags"},
+	{method: "GET", path: "/templates/{templateID}/tags", lacking: "template tags"},
+	{method: "GET", path: "/volumes", lacking: "volumes"},
+	{method: "POST", path: "/volumes", lacking: "volumes"},
+	{method: "GET", path: "/volumes/{volumeID}", lacking: "volumes"},
+	{method: "DELETE", path: "/volumes/{volumeID}", lacking: "volumes"},
+	{method: "GET", path: "/secrets", lacking: "secrets"},
+	{method: "POST", path: "/secrets", lacking: "secrets"},
+	{method: "GET", path: "/secrets/{secretID}", lacking: "secrets"},
+	{method: "POST", path: "/secrets/{secretID}", lacking: "secrets"},
+	{method: "DELETE", path: "/secrets/{secretID}", lacking: "secrets"},
+	{method: "GET", path: "/api-keys", lacking: "managing keys by API"},
+	{method: "POST", path: "/api-keys", lacking: "managing keys by API"},
+	{method: "PATCH", path: "/api-keys/{keyID}", lacking: "managing keys by API"},
+	{method: "DELETE", path: "/api-keys/{keyID}", lacking: "managing keys by API"},
+}
+
+// New makes the API.
+func New(c Config) *API {
+	a := &API{Config: c, mux: http.NewServeMux(), stats: newStats(c.Sessions), routes: routes}
+	// ServeMux does not take two patterns of which neither is more special, as these
+	// two are to /templates/aliases/tags.
+	var alias, tags http.Handler
+	for _, r := range a.routes {
+		handler := a.handler(r)
+		switch r.method + r.path {
+		case "GET/templates/aliases/{alias}":
+			alias = handler
+		case "GET/templates/{templateID}/tags":
+			tags = handler
+		default:
+			a.mux.Handle(r.method+" "+r.path, handler)
+		}
+	}
+	a.mux.HandleFunc("GET /templates/{templateID}/{last}", func(w http.ResponseWriter, r *http.Request) {
+		switch last := r.PathValue("last"); {
+		case r.PathValue("templateID") == "aliases":
+			r.SetPathValue("alias", last)
+			alias.ServeHTTP(w, r)
+		case last == "tags":
+			tags.ServeHTTP(w, r)
+		default:
+			fail(w, r, http.StatusNotFound, "no such route", "")
+		}
+	})
+	return a
+}
+
+// bodyTime bounds how long a client may take to send a request's body.
+const bodyTime = 30 * time.Second
+
+// ServeHTTP serves the control plane.
+func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Expose-Headers", "X-Next-Token, X-Total-Running, X-E2B-Trace-ID, Retry-After")
+	h.Set("X-Content-Type-Options", "nosniff")
+	if r.Method == http.MethodOptions {
+		h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, OPTIONS")
+		h.Set("Access-Control-Allow-Headers", "*, Authorization")
+		h.Set("Access-Control-Max-Age", "86400")
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	// A server under httptest.ResponseRecorder has no connection to bound.
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
+	if path.Clean(r.URL.Path) != r.URL.Path {
+		fail(w, r, http.StatusNotFound, "no such route", "") // ServeMux would redirect
+		return
+	}
+	handler, pattern := a.mux.Handler(r)
+	if pattern == "" {
+		refusal := &statusOnly{header: http.Header{}}
+		handler.ServeHTTP(refusal, r)
+		if allow := refusal.header.Get("Allow"); allow != "" {
+			h.Set("Allow", allow)
+			fail(w, r, http.StatusMethodNotAllowed, "method not allowed", "")
+			return
+		}
+		fail(w, r, http.StatusNotFound, "no such route", "")
+		return
+	}
+	a.mux.ServeHTTP(w, r)
+}
+
+// statusOnly learns what ServeMux would answer to a request that it has no handler
+// for.
+type statusOnly struct{ header http.Header }
+
+func (s *statusOnly) Header() http.Header         { return s.header }
+func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
+func (s *statusOnly) WriteHeader(int)             {}
+
+type actorKey struct{}
+
+// actor is who made the request.
+func actor(r *http.Request) audit.Actor {
+	a, _ := r.Context().Value(actorKey{}).(audit.Actor)
+	return a
+}
+
+// handler wraps a route in what all have: key check, errors as JSON, log and
+// statistics.
+func (a *API) handler(rt route) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		begin := time.Now()
+		trace := newTraceID()
+		w.Header().Set("X-E2B-Trace-ID", trace)
+		out := &recorder{ResponseWriter: w, status: http.StatusOK}
+		var key store.Key
+		err := error(nil)
+		if !rt.open {
+			if key, err = a.Keys.Authenticate(r.Context(), credential(r)); err != nil {
+				if berm.KindOf(err) == berm.Denied {
+					err = unauthorized
+				}
+			} else {
+				r = r.WithContext(context.WithValue(r.Context(), actorKey{}, audit.Actor{Type: "key", ID: key.ID}))
+			}
+		}
+		switch {
+		case err != nil:
+		case rt.lacking != "":
+			err = berm.Errorf(berm.Unsupported, "This version of Berm does not have %s", rt.lacking)
+		default:
+			err = rt.handle(a, out, r)
+		}
+		if err != nil {
+			a.fail(out, r, err, trace)
+		}
+		took := time.Since(begin)
+		a.stats.observe(rt, out.status, took)
+		level := slog.LevelInfo
+		if r.Method == http.MethodGet && out.status < 400 {
+			level = slog.LevelDebug // clients poll
+		}
+		a.Log.Log(r.Context(), level, "request", "method", rt.method, "route", rt.path, "status", out.status,
+			"ms", float64(took.Microseconds())/1000, "sandbox", r.PathValue("sandboxID"), "key", key.ID, "trace", trace)
+	})
+}
+
+// credential is the API key of a request. Clients of the API send it as X-API-Key,
+// tools that know only OAuth as a bearer token.
+func credential(r *http.Request) string {
+	if key := r.Header.Get("X-API-Key"); key != "" {
+		return key
+	}
+	scheme, token, _ := strings.Cut(r.Header.Get("Authorization"), " ")
+	if strings.EqualFold(scheme, "Bearer") {
+		return token
+	}
+	return ""
+}
+
+// recorder remembers the status of an answer.
+type recorder struct {
+	http.ResponseWriter
+	status int
+}
+
+func (r *recorder) WriteHeader(status int) {
+	r.status = status
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }

@@ -1,0 +1,94 @@
+package e2b
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"net/http"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// status maps the kinds of errors to HTTP.
+var status = map[berm.Kind]int{
+	berm.Internal:      http.StatusInternalServerError,
+	berm.NotFound:      http.StatusNotFound,
+	berm.AlreadyExists: http.StatusConflict,
+	berm.Invalid:       http.StatusBadRequest,
+	berm.Denied:        http.StatusForbidden,
+	berm.Conflict:      http.StatusConflict,
+	berm.Exhausted:     http.StatusTooManyRequests,
+	berm.Unavailable:   http.StatusServiceUnavailable,
+	berm.Unsupported:   http.StatusNotImplemented,
+}
+
+// httpError is an error whose status no kind maps to.
+type httpError struct {
+	status  int
+	message string
+}
+
+func (e *httpError) Error() string { return e.message }
+
+var unauthorized = &httpError{http.StatusUnauthorized, "Unauthorized: the API key is missing or wrong. It goes into the header X-API-Key."}
+
+// errorBody is the body of every error: clients compare code.
+type errorBody struct {
+	Code    int        `json:"code"`
+	Message string     `json:"message"`
+	Berm    *errorHint `json:"berm,omitempty"`
+}
+
+type errorHint struct {
+	Hint string `json:"hint"`
+}
+
+// fail answers with err.
+func (a *API) fail(w http.ResponseWriter, r *http.Request, err error, trace string) {
+	var he *httpError
+	if errors.As(err, &he) {
+		if he.status == http.StatusUnauthorized {
+			w.Header().Set("WWW-Authenticate", "Bearer")
+		}
+		fail(w, r, he.status, he.message, "")
+		return
+	}
+	kind := berm.KindOf(err)
+	code, message := status[kind], err.Error()
+	switch kind {
+	case berm.Internal:
+		// What broke is told to the operator: it may hold paths of the host.
+		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err, "trace", trace)
+		message = "Internal error, see the server's log for trace " + trace
+	case berm.Unavailable:
+		w.Header().Set("Retry-After", "1")
+	}
+	fail(w, r, code, message, berm.HintOf(err))
+}
+
+func fail(w http.ResponseWriter, _ *http.Request, code int, message, hint string) {
+	body := errorBody{Code: code, Message: message}
+	if hint != "" {
+		body.Berm = &errorHint{hint}
+	}
+	answer(w, code, body)
+}
+
+// answer writes v as JSON. An error of writing means that the client is gone.
+func answer(w http.ResponseWriter, code int, v any) error {
+	body, err := json.Marshal(v)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "answer: %w", err)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	_, _ = w.Write(body)
+	return nil
+}
+
+func newTraceID() string {
+	random := make([]byte, 8)
+	rand.Read(random)
+	return hex.EncodeToString(random)
+}

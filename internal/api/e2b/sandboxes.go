@@ -1,0 +1,441 @@
+package e2b
+
+import (
+	"encoding/json"
+	"math"
+	"net/http"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control"
+)
+
+// clientID is required by clients and means nothing.
+const clientID = "berm"
+
+type newSandbox struct {
+	TemplateID      string                      `json:"templateID"`
+	Timeout         *int64                      `json:"timeout"`
+	Secure          *bool                       `json:"secure"`
+	AutoPause       bool                        `json:"autoPause"`
+	AutoPauseMemory *bool                       `json:"autoPauseMemory"`
+	AutoResume      *struct{ Enabled bool }     `json:"autoResume"`
+	Internet        *bool                       `json:"allow_internet_access"`
+	Network         *network                    `json:"network"`
+	Metadata        map[string]string           `json:"metadata"`
+	EnvVars         map[string]string           `json:"envVars"`
+	VolumeMounts    []json.RawMessage           `json:"volumeMounts"`
+	MCP             json.RawMessage             `json:"mcp"`
+	IAM             *map[string]json.RawMessage `json:"iam"`
+	Berm            *struct {
+		Level  berm.Level  `json:"level"`
+		Limits berm.Limits `json:"limits"`
+	} `json:"berm"`
+}
+
+type network struct {
+	AllowOut    []string                   `json:"allowOut,omitempty"`
+	DenyOut     []string                   `json:"denyOut,omitempty"`
+	Public      *bool                      `json:"allowPublicTraffic,omitempty"`
+	MaskHost    string                     `json:"maskRequestHost,omitempty"`
+	HTTPSPorts  []uint16                   `json:"httpsPorts,omitempty"`
+	EgressProxy *map[string]any            `json:"egressProxy,omitempty"`
+	Rules       map[string]json.RawMessage `json:"rules,omitempty"`
+	Internet    *bool                      `json:"allow_internet_access,omitempty"` // in updates only
+}
+
+// check refuses what no level can do yet. There is no network in a sandbox, so
+// whatever is to be denied is, and whatever is to be allowed cannot be.
+func (n *network) check() error {
+	for _, cidr := range n.DenyOut {
+		if _, err := netip.ParsePrefix(cidr); err != nil {
+			if _, err := netip.ParseAddr(cidr); err != nil {
+				return invalid("denyOut takes IP addresses and CIDR blocks, not %q", cidr)
+			}
+		}
+	}
+	lacking := func(what string) error {
+		return berm.Errorf(berm.Unsupported, "This version of Berm does not have %s: sandboxes have no network but loopback", what)
+	}
+	switch {
+	case len(n.AllowOut) > 0:
+		return lacking("network.allowOut")
+	case n.EgressProxy != nil:
+		return lacking("network.egressProxy")
+	case len(n.Rules) > 0:
+		return lacking("network.rules")
+	}
+	return nil
+}
+
+type sandbox struct {
+	SandboxID    berm.SandboxID  `json:"sandboxID"`
+	TemplateID   berm.TemplateID `json:"templateID"`
+	Alias        string          `json:"alias,omitempty"`
+	ClientID     string          `json:"clientID"`
+	EnvdVersion  string          `json:"envdVersion"`
+	AccessToken  string          `json:"envdAccessToken,omitempty"`
+	TrafficToken string          `json:"trafficAccessToken,omitempty"`
+	Domain       string          `json:"domain,omitempty"`
+	Berm         additions       `json:"berm"`
+}
+
+// additions is what Berm tells beyond E2B.
+type additions struct {
+	Level   berm.Level `json:"level"`
+	Network string     `json:"network"` // what the sandbox can reach: "none"
+}
+
+func (a *API) sandbox(s control.Sandbox) sandbox {
+	return sandbox{
+		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID, EnvdVersion: berm.AgentVersion,
+		AccessToken: s.AccessToken, TrafficToken: s.TrafficToken, Domain: a.Domain,
+		Berm: additions{Level: s.Level, Network: "none"},
+	}
+}
+
+type listed struct {
+	SandboxID   berm.SandboxID    `json:"sandboxID"`
+	TemplateID  berm.TemplateID   `json:"templateID"`
+	Alias       string            `json:"alias,omitempty"`
+	ClientID    string            `json:"clientID"`
+	StartedAt   time.Time         `json:"startedAt"`
+	EndAt       time.Time         `json:"endAt"`
+	State       berm.State        `json:"state"`
+	CPUCount    int64             `json:"cpuCount"`
+	MemoryMB    int64             `json:"memoryMB"`
+	DiskSizeMB  int64             `json:"diskSizeMB"`
+	EnvdVersion string            `json:"envdVersion"`
+	Metadata    map[string]string `json:"metadata,omitempty"`
+	Berm        additions         `json:"berm"`
+}
+
+func toListed(s control.Sandbox) listed {
+	return listed{
+		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID,
+		StartedAt: s.StartedAt, EndAt: s.EndAt, State: s.State,
+		CPUCount: int64(math.Ceil(s.Limits.CPU)), MemoryMB: s.Limits.Memory >> 20, DiskSizeMB: s.Limits.Disk >> 20,
+		EnvdVersion: berm.AgentVersion, Metadata: s.Metadata, Berm: additions{Level: s.Level, Network: "none"},
+	}
+}
+
+type detail struct {
+	listed
+	AccessToken string    `json:"envdAccessToken,omitempty"`
+	Domain      string    `json:"domain,omitempty"`
+	Internet    *bool     `json:"allowInternetAccess,omitempty"`
+	Network     *network  `json:"network,omitempty"`
+	Lifecycle   lifecycle `json:"lifecycle"`
+}
+
+type lifecycle struct {
+	OnTimeout  berm.OnDeadline `json:"onTimeout"`
+	AutoResume bool            `json:"autoResume"`
+}
+
+func (a *API) createV1(w http.ResponseWriter, r *http.Request) error {
+	return a.create(w, r, 15, false)
+}
+
+func (a *API) createV2(w http.ResponseWriter, r *http.Request) error {
+	return a.create(w, r, 300, true)
+}
+
+// create serves both generations. The second secures every sandbox, and leaves out
+// what its user did not set.
+func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secured bool) error {
+	var in newSandbox
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if in.TemplateID == "" {
+		return invalid("templateID is required")
+	}
+	request := control.CreateRequest{
+		Template: in.TemplateID, Secure: secured || in.Secure != nil && *in.Secure, OnDeadline: berm.KillAtDeadline,
+		AutoResume: in.AutoResume != nil && in.AutoResume.Enabled, Internet: in.Internet,
+		Env: in.EnvVars, Metadata: in.Metadata, Actor: actor(r),
+	}
+	if in.Timeout != nil {
+		timeout = *in.Timeout
+	}
+	var err error
+	if request.Timeout, err = seconds(timeout); err != nil {
+		return err
+	}
+	if in.AutoPause {
+		request.OnDeadline = berm.PauseAtDeadline
+	}
+	if m := in.AutoPauseMemory; m != nil && !*m {
+		switch {
+		case !in.AutoPause:
+			return berm.Errorf(berm.Invalid, "autoPauseMemory needs autoPause")
+		case request.AutoResume:
+			return berm.Errorf(berm.Invalid, "autoPauseMemory cannot be false with autoResume")
+		}
+		return noDiskOnlyPause()
+	}
+	if in.Network != nil {
+		if err := in.Network.check(); err != nil {
+			return err
+		}
+		request.Network = control.Network{
+			Private:  in.Network.Public != nil && !*in.Network.Public,
+			MaskHost: in.Network.MaskHost, HTTPSPorts: in.Network.HTTPSPorts, DenyOut: in.Network.DenyOut,
+		}
+	}
+	switch {
+	case len(in.VolumeMounts) > 0:
+		return berm.Errorf(berm.Unsupported, "This version of Berm does not have volumes: volumeMounts cannot be honoured")
+	case in.IAM != nil && len(*in.IAM) > 0:
+		return berm.Errorf(berm.Unsupported, "This version of Berm does not have workload identity: iam cannot be honoured")
+	}
+	if string(in.MCP) != "null" {
+		request.MCP = in.MCP
+	}
+	if in.Berm != nil {
+		request.Level, request.Limits = in.Berm.Level, in.Berm.Limits
+	}
+	s, err := a.Sessions.Create(r.Context(), request)
+	if err != nil {
+		return err
+	}
+	return answer(w, http.StatusCreated, a.sandbox(s))
+}
+
+func noDiskOnlyPause() error {
+	return berm.Errorf(berm.Unsupported, "This version of Berm pauses with memory only: a pause that keeps the disk and drops memory cannot be had")
+}
+
+func (a *API) listV1(w http.ResponseWriter, r *http.Request) error {
+	all := a.Sessions.List(control.Filter{
+		States: []berm.State{berm.Running}, Metadata: parseMetadata(r.URL.Query().Get("metadata")),
+	})
+	return answer(w, http.StatusOK, mapped(all, toListed))
+}
+
+func (a *API) listV2(w http.ResponseWriter, r *http.Request) error {
+	filter, err := parseFilter(r)
+	if err != nil {
+		return err
+	}
+	all := a.Sessions.List(filter)
+	some, next, err := page(r, all, filter.Ascending)
+	if err != nil {
+		return err
+	}
+	running := 0
+	for _, s := range all {
+		if s.State == berm.Running {
+			running++
+		}
+	}
+	if filter.States == nil || filter.States[0] == berm.Running || len(filter.States) > 1 {
+		w.Header().Set("X-Total-Running", strconv.Itoa(running))
+	}
+	if next != "" {
+		w.Header().Set("X-Next-Token", next)
+	}
+	return answer(w, http.StatusOK, mapped(some, toListed))
+}
+
+// mapped converts a list; an empty one is [] in JSON.
+func mapped[A, B any](list []A, convert func(A) B) []B {
+	out := make([]B, 0, len(list))
+	for _, v := range list {
+		out = append(out, convert(v))
+	}
+	return out
+}
+
+func (a *API) get(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	s, err := a.Sessions.Get(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	d := detail{
+		listed: toListed(s), AccessToken: s.AccessToken, Domain: a.Domain, Internet: s.Internet,
+		Lifecycle: lifecycle{OnTimeout: s.OnDeadline, AutoResume: s.AutoResume},
+	}
+	if n := s.Network; n.Private || n.MaskHost != "" || n.HTTPSPorts != nil || n.DenyOut != nil {
+		public := !n.Private
+		d.Network = &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, DenyOut: n.DenyOut}
+	}
+	return answer(w, http.StatusOK, d)
+}
+
+func (a *API) kill(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	if err := a.Sessions.Kill(r.Context(), id, actor(r)); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (a *API) setTimeout(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	var in struct{ Timeout *int64 }
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if in.Timeout == nil {
+		return invalid("timeout is required")
+	}
+	timeout, err := seconds(*in.Timeout)
+	if err != nil {
+		return err
+	}
+	if err := a.Sessions.SetTimeout(r.Context(), id, timeout, actor(r)); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (a *API) refresh(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	in := struct{ Duration int64 }{15}
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if in.Duration < 0 || in.Duration > 3600 {
+		return invalid("duration must be from 0 to 3600")
+	}
+	if err := a.Sessions.Refresh(r.Context(), id, time.Duration(in.Duration)*time.Second, actor(r)); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// setNetwork replaces the rules for traffic out of a sandbox. All of it is denied
+// whatever they say, so there is nothing to change; what asks for more is refused.
+func (a *API) setNetwork(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	var in network
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if err := in.check(); err != nil {
+		return err
+	}
+	if _, err := a.Sessions.Get(r.Context(), id); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// memoryOption is the choice between a pause with and without memory.
+type memoryOption struct{ Memory *bool }
+
+func (m memoryOption) check() error {
+	if m.Memory != nil && !*m.Memory {
+		return noDiskOnlyPause()
+	}
+	return nil
+}
+
+func (a *API) pause(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	var in memoryOption
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if err := in.check(); err != nil {
+		return err
+	}
+	if err := a.Sessions.Pause(r.Context(), id, actor(r)); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+func (a *API) resume(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	in := struct {
+		memoryOption
+		Timeout   int64
+		AutoPause *bool
+	}{Timeout: 15}
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if err := in.check(); err != nil {
+		return err
+	}
+	if in.AutoPause != nil {
+		s, err := a.Sessions.Get(r.Context(), id)
+		if err != nil {
+			return err
+		}
+		if *in.AutoPause != (s.OnDeadline == berm.PauseAtDeadline) {
+			return berm.Errorf(berm.Unsupported, "This version of Berm cannot change autoPause at resume")
+		}
+	}
+	timeout, err := seconds(in.Timeout)
+	if err != nil {
+		return err
+	}
+	s, err := a.Sessions.Resume(r.Context(), id, timeout, actor(r))
+	if err != nil {
+		return err
+	}
+	return answer(w, http.StatusCreated, a.sandbox(s))
+}
+
+func (a *API) connect(w http.ResponseWriter, r *http.Request) error {
+	id, err := sandboxID(r)
+	if err != nil {
+		return err
+	}
+	in := struct {
+		memoryOption
+		Timeout int64
+	}{Timeout: 300}
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if err := in.check(); err != nil {
+		return err
+	}
+	timeout, err := seconds(in.Timeout)
+	if err != nil {
+		return err
+	}
+	s, resumed, err := a.Sessions.Connect(r.Context(), id, timeout, actor(r))
+	if err != nil {
+		return err
+	}
+	code := http.StatusOK
+	if resumed {
+		code = http.StatusCreated
+	}
+	return answer(w, code, a.sandbox(s))
+}

@@ -1,0 +1,55 @@
+package e2b
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/berm-sandbox/berm/internal/control"
+)
+
+// stats is what GET /metrics shows to Prometheus.
+type stats struct {
+	requests *prometheus.CounterVec
+	seconds  *prometheus.HistogramVec
+	handler  http.Handler
+}
+
+func newStats(sessions *control.Manager) *stats {
+	s := &stats{
+		requests: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "berm_requests_total", Help: "Requests to the control plane.",
+		}, []string{"method", "route", "code"}),
+		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "berm_request_seconds", Help: "Time to answer requests to the control plane.",
+			Buckets: []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30},
+		}, []string{"method", "route"}),
+	}
+	gauge := func(name, help string, value func() int) prometheus.Collector {
+		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, func() float64 { return float64(value()) })
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(
+		s.requests, s.seconds,
+		gauge("berm_sandboxes_running", "Sandboxes that run.", func() int { running, _ := sessions.Running(); return running }),
+		gauge("berm_sandboxes", "Sandboxes that exist, paused ones too.", func() int { _, all := sessions.Running(); return all }),
+		collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
+	)
+	s.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	return s
+}
+
+func (s *stats) observe(rt route, code int, took time.Duration) {
+	s.requests.WithLabelValues(rt.method, rt.path, strconv.Itoa(code)).Inc()
+	s.seconds.WithLabelValues(rt.method, rt.path).Observe(took.Seconds())
+}
+
+func (a *API) prometheus(w http.ResponseWriter, r *http.Request) error {
+	a.stats.handler.ServeHTTP(w, r)
+	return nil
+}

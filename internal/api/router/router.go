@@ -1,0 +1,244 @@
+// Package router finds the sandbox that a request is for and proxies to it; what is
+// for no sandbox goes to the control plane. All of it shares one port.
+package router
+
+import (
+	"context"
+	"crypto/subtle"
+	"errors"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control"
+)
+
+// Config is what a Router is made of.
+type Config struct {
+	Sessions *control.Manager
+	Control  http.Handler // the control plane
+	// Domain is the domain under which sandboxes have host names, without a port. ""
+	// takes any domain.
+	Domain string
+	Log    *slog.Logger
+}
+
+// Router is the one handler of a server.
+type Router struct {
+	Config
+
+	mu    sync.Mutex
+	lines map[berm.SandboxID]*line
+}
+
+// New makes a Router.
+func New(c Config) *Router { return &Router{Config: c, lines: map[berm.SandboxID]*line{}} }
+
+// target is a port of a sandbox.
+type target struct {
+	id   berm.SandboxID
+	port uint16
+}
+
+const (
+	idHeader      = "E2b-Sandbox-Id"
+	portHeader    = "E2b-Sandbox-Port"
+	trafficHeader = "E2b-Traffic-Access-Token"
+)
+
+// ServeHTTP serves one request.
+func (rt *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	to, found, err := rt.find(r)
+	switch {
+	case err != nil:
+		answerJSON(w, http.StatusBadRequest, problem{Message: err.Error(), Code: http.StatusBadRequest})
+	case found:
+		rt.proxy(w, r, to)
+	default:
+		rt.Control.ServeHTTP(w, r)
+	}
+}
+
+// find says which sandbox a request is for, if any. A name of a sandbox cannot be
+// overridden by a header, so that a page of one sandbox cannot make a browser talk
+// to another under its own origin.
+func (rt *Router) find(r *http.Request) (to target, found bool, err error) {
+	host := hostOf(r.Host)
+	if to, ok := parseHost(host, rt.Domain); ok {
+		return to, true, nil
+	}
+	gateway := rt.Domain != "" && host == "sandbox."+rt.Domain
+	if !gateway && !rt.shared(host) {
+		return target{}, false, nil
+	}
+	if id := r.Header.Get(idHeader); id != "" {
+		to, err := parseHeaders(id, r.Header.Get(portHeader))
+		return to, true, err
+	}
+	if id, ok := rt.byToken(r); ok {
+		return target{id, berm.AgentPort}, true, nil
+	}
+	if gateway {
+		return target{}, false, berm.Errorf(berm.Invalid, "the header %s is missing", idHeader)
+	}
+	return target{}, false, nil
+}
+
+// shared says whether host is a name of the server itself, on which a header
+// chooses the sandbox. A server that has no domain goes by every name.
+func (rt *Router) shared(host string) bool {
+	if _, err := netip.ParseAddr(strings.Trim(host, "[]")); err == nil || host == "localhost" {
+		return true
+	}
+	return rt.Domain == ""
+}
+
+// hostOf is the host name of a Host header in lower case, without port and trailing
+// dot.
+func hostOf(hostport string) string {
+	host, _, err := net.SplitHostPort(hostport)
+	if err != nil {
+		host = hostport
+	}
+	return strings.TrimSuffix(strings.ToLower(host), ".")
+}
+
+// label is the left-most label of a sandbox's host name: port, id and, in old
+// clients, one more part.
+var label = regexp.MustCompile(`^(\d{1,5})-([a-z0-9]{1,64})(-[a-z0-9-]*)?$`)
+
+// parseHost reads a host name of the form {port}-{id}.{domain}.
+func parseHost(host, domain string) (target, bool) {
+	first, rest, ok := strings.Cut(host, ".")
+	if !ok || domain != "" && rest != domain {
+		return target{}, false
+	}
+	match := label.FindStringSubmatch(first)
+	if match == nil {
+		return target{}, false
+	}
+	port, ok := parsePort(match[1])
+	return target{berm.SandboxID(match[2]), port}, ok
+}
+
+func parseHeaders(id, port string) (target, error) {
+	to := target{port: berm.AgentPort}
+	var err error
+	if to.id, err = berm.ParseSandboxID(id); err != nil {
+		return to, err
+	}
+	if port != "" { // clients before 2.0 do not send it
+		var ok bool
+		if to.port, ok = parsePort(port); !ok {
+			return to, berm.Errorf(berm.Invalid, "Invalid sandbox port")
+		}
+	}
+	return to, nil
+}
+
+func parsePort(s string) (uint16, bool) {
+	for i := range len(s) {
+		if s[i] < '0' || s[i] > '9' {
+			return 0, false
+		}
+	}
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err == nil && n > 0
+}
+
+// byToken finds the sandbox of a request to the guest agent that names none: a
+// signed URL, or one of a client that sends no routing headers.
+func (rt *Router) byToken(r *http.Request) (berm.SandboxID, bool) {
+	p := r.URL.Path
+	files := p == "/files"
+	if !files && !strings.HasPrefix(p, "/process.Process/") && !strings.HasPrefix(p, "/filesystem.Filesystem/") {
+		return "", false
+	}
+	if token := r.Header.Get("X-Access-Token"); token != "" {
+		return rt.Sessions.Match(func(of string) bool { return subtle.ConstantTimeCompare([]byte(of), []byte(token)) == 1 })
+	}
+	if !files {
+		return "", false
+	}
+	query := r.URL.Query()
+	given := query.Get("signature")
+	if given == "" || len(given) > 256 {
+		return "", false
+	}
+	operation := "read"
+	if r.Method == http.MethodPost {
+		operation = "write"
+	}
+	return rt.Sessions.Match(func(token string) bool {
+		want := sign(query.Get("path"), operation, query.Get("username"), token, query.Get("signature_expiration"))
+		return subtle.ConstantTimeCompare([]byte(want), []byte(given)) == 1
+	})
+}
+
+// reserved are the routes of the guest agent that only the control plane may use.
+var reserved = []string{"/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw", "/collapse", "/upgrade"}
+
+// proxy carries one request into a sandbox.
+func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
+	if to.port == berm.AgentPort {
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			preflight(w, r)
+			return
+		}
+		if slices.Contains(reserved, strings.ToLower(path.Clean("/"+r.URL.Path))) {
+			http.Error(w, "This path is reserved for the E2B control plane", http.StatusNotFound)
+			return
+		}
+	}
+	route, err := rt.Sessions.Route(to.id)
+	if err != nil {
+		gone(w, r, to.id)
+		return
+	}
+	if route.TrafficToken != "" && to.port != berm.AgentPort {
+		given := r.Header.Get(trafficHeader)
+		if subtle.ConstantTimeCompare([]byte(given), []byte(route.TrafficToken)) != 1 {
+			noTraffic(w, r, to.id, given == "")
+			return
+		}
+	}
+	life, err := route.Enter(r.Context())
+	if err != nil {
+		switch berm.KindOf(err) {
+		case berm.NotFound:
+			gone(w, r, to.id)
+		default:
+			rt.Log.Warn("sandbox cannot be entered", "sandbox", to.id, "error", err)
+			refuse(w, r, http.StatusConflict, problem{SandboxID: to.id, Message: "The sandbox is in transition", Code: http.StatusConflict}, "Sandbox In Transition")
+		}
+		return
+	}
+	ctx, cancel := context.WithCancelCause(r.Context())
+	defer cancel(nil)
+	defer context.AfterFunc(life, func() { cancel(errCut) })()
+	// Streams go both ways at once, over HTTP/1.1 too. HTTP/2 always does.
+	_ = http.NewResponseController(w).EnableFullDuplex()
+	rt.line(route, life).proxy(route, to.port).ServeHTTP(w, r.WithContext(ctx))
+}
+
+// errCut says that a stream was cut because its sandbox paused or died.
+var errCut = errors.New("sandbox was paused or killed")
+
+// preflight allows browsers everything: tokens are what protects a sandbox, and they
+// are not sent by themselves as cookies are.
+func preflight(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Access-Control-Allow-Origin", "*")
+	h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, OPTIONS")
+	h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+	h.Set("Access-Control-Max-Age", "86400")
+	w.WriteHeader(http.StatusNoContent)
+}

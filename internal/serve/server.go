@@ -1,0 +1,255 @@
+// Package serve puts the parts of `berm serve` together: store, audit log, engine,
+// sessions, API and router behind one listener.
+package serve
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"net"
+	"net/http"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/api/e2b"
+	"github.com/berm-sandbox/berm/internal/api/router"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/engine/local"
+	"github.com/berm-sandbox/berm/internal/store"
+)
+
+// Config is how a server is run.
+type Config struct {
+	Listen string // HOST:PORT
+	Data   string // data directory
+	// Domain is the domain under which sandboxes have host names; "" for none.
+	Domain string
+	// TLSCert and TLSKey are files in PEM; without them the server speaks TLS only when
+	// DevTLS is set. Plain HTTP is served on the same port in any case.
+	TLSCert, TLSKey string
+	// DevTLS makes an authority and a certificate for Domain below Data.
+	DevTLS       bool
+	BootstrapKey string // made valid instead of a random first key
+	MaxSandboxes int
+	MaxTimeout   time.Duration
+	MaxLimits    berm.Limits
+	Level        berm.Level
+	IDs          berm.IDRange
+
+	Templates control.Templates
+	// Drivers makes the drivers of this machine, once the data directory is held.
+	Drivers func() ([]berm.Driver, error)
+	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
+	Hold func(ctx context.Context, spec berm.Spec) error
+	Log  *slog.Logger
+	Out  io.Writer // for what a person must read, once
+}
+
+const (
+	headerTime = 10 * time.Second // to send a request's header, or a TLS handshake
+	maxHeader  = 64 << 10         // bytes of a request's header
+	keepIdle   = 2 * time.Minute  // an idle connection
+	// grace is how long requests under way may take at shutdown.
+	grace = 5 * time.Second
+)
+
+// Run serves until ctx ends. Sandboxes live on.
+func Run(ctx context.Context, c Config) error {
+	cu := cleanup.Make()
+	defer cu.Clean()
+
+	db, err := store.Open(c.Data)
+	if err != nil {
+		return err
+	}
+	cu.Add(func() { db.Close() })
+	records, err := audit.Open(filepath.Join(c.Data, "audit", "log.jsonl"))
+	if err != nil {
+		return err
+	}
+	cu.Add(func() { records.Close() })
+	first, err := firstKey(ctx, db, c.BootstrapKey)
+	if err != nil {
+		return err
+	}
+	if err := db.DrainOutbox(ctx, records); err != nil {
+		return err
+	}
+	seed, err := db.Secret(ctx, "tokens")
+	if err != nil {
+		return err
+	}
+	drivers, err := c.Drivers()
+	if err != nil {
+		return err
+	}
+	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Hold: c.Hold})
+	if err != nil {
+		return err
+	}
+	for _, p := range engine.Probe(ctx) {
+		c.Log.Info("isolation level", "level", p.Level, "usable", p.Usable)
+	}
+
+	var certificates *tls.Config
+	if c.TLSCert != "" || c.DevTLS {
+		if certificates, err = c.certificates(); err != nil {
+			return err
+		}
+	}
+	listener, err := net.Listen("tcp", c.Listen)
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "listen: %w", err)
+	}
+	cu.Add(func() { listener.Close() })
+
+	sessions := control.New(control.Config{
+		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Log: c.Log, Seed: seed,
+		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits,
+		SampleEvery: 5 * time.Second,
+	})
+	if err := sessions.Start(ctx); err != nil {
+		return err
+	}
+	cu.Add(sessions.Close)
+	if err := records.Emit(event(audit.ServerStart)); err != nil {
+		return err
+	}
+
+	port := listener.Addr().(*net.TCPAddr).Port
+	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Domain: withPort(c.Domain, port), Log: c.Log})
+	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Log: c.Log}), certificates)
+
+	served := make(chan error, 2)
+	if certificates == nil {
+		go func() { served <- server.Serve(listener) }()
+	} else {
+		plain, secure := split(listener, headerTime)
+		go func() { served <- server.Serve(plain) }()
+		go func() { served <- server.ServeTLS(secure, "", "") }()
+	}
+	c.greet(first, port)
+
+	drained := make(chan struct{})
+	background, stop := context.WithCancel(context.Background())
+	go func() {
+		defer close(drained)
+		drainLoop(background, db, records, c.Log)
+	}()
+	cu.Add(func() { stop(); <-drained })
+
+	select {
+	case err := <-served:
+		return berm.Errorf(berm.Internal, "serve: %w", err)
+	case <-ctx.Done():
+	}
+	c.Log.Info("stopping; sandboxes live on")
+	final, cancel := context.WithTimeout(context.Background(), grace)
+	defer cancel()
+	if err := server.Shutdown(final); errors.Is(err, context.DeadlineExceeded) {
+		server.Close() // long streams do not end by themselves
+	}
+	if err := records.Emit(event(audit.ServerStop)); err != nil {
+		c.Log.Error("audit record lost", "error", err)
+	}
+	return nil
+}
+
+func event(what audit.Type) audit.Record {
+	return audit.Record{Actor: audit.Actor{Type: "system"}, Type: what, Src: "server", Trust: audit.TrustHost, Outcome: audit.OK}
+}
+
+func newHTTPServer(handler http.Handler, certificates *tls.Config) *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetHTTP2(true)
+	protocols.SetUnencryptedHTTP2(true)
+	return &http.Server{
+		Handler: handler, TLSConfig: certificates, Protocols: &protocols,
+		// No limit on a whole request or answer: streams last as long as sandboxes.
+		ReadHeaderTimeout: headerTime, IdleTimeout: keepIdle, MaxHeaderBytes: maxHeader,
+		HTTP2: &http.HTTP2Config{
+			// A client keeps all its commands and watches on one connection.
+			MaxConcurrentStreams: 1000,
+			// Frames of a slow or lost client are not waited for without end.
+			SendPingTimeout: 30 * time.Second, PingTimeout: 30 * time.Second,
+			MaxReceiveBufferPerConnection: 8 << 20, MaxReceiveBufferPerStream: 1 << 20,
+		},
+		ErrorLog: log.New(io.Discard, "", 0), // what strangers send is no news
+	}
+}
+
+// firstKey makes sure that there is a key. It returns a new one that nobody knows
+// yet, or "".
+func firstKey(ctx context.Context, db *store.DB, bootstrap string) (string, error) {
+	if bootstrap != "" {
+		_, err := db.AddKey(ctx, "bootstrap", bootstrap)
+		return "", err
+	}
+	keys, err := db.Keys(ctx)
+	if err != nil || len(keys) > 0 {
+		return "", err
+	}
+	_, secret, err := db.CreateKey(ctx, "first")
+	return secret, err
+}
+
+// drainLoop moves audit records that key commands left into the log.
+func drainLoop(ctx context.Context, db *store.DB, records *audit.Log, log *slog.Logger) {
+	for tick := time.NewTicker(time.Second); ; {
+		select {
+		case <-ctx.Done():
+			tick.Stop()
+			return
+		case <-tick.C:
+			if err := db.DrainOutbox(ctx, records); err != nil && ctx.Err() == nil {
+				log.Error("audit records of key changes are waiting", "error", err)
+			}
+		}
+	}
+}
+
+// withPort is the domain as clients write it into URLs, which are https.
+func withPort(domain string, port int) string {
+	if domain == "" || port == 443 {
+		return domain
+	}
+	return fmt.Sprintf("%s:%d", domain, port)
+}
+
+// greet tells a person how to reach the server.
+func (c *Config) greet(first string, port int) {
+	host, _, _ := net.SplitHostPort(c.Listen)
+	if ip := net.ParseIP(host); host == "" || ip != nil && ip.IsUnspecified() {
+		host = "127.0.0.1"
+	}
+	address := "http://" + net.JoinHostPort(host, fmt.Sprint(port))
+	var text strings.Builder
+	fmt.Fprintf(&text, "Berm serves at %s\n", address)
+	if first != "" {
+		fmt.Fprintf(&text, "\nA first API key was made. It is shown this once:\n\n  export E2B_API_KEY=%s\n", first)
+	}
+	fmt.Fprintf(&text, "\nFor E2B SDKs and the berm command:\n\n  export E2B_API_URL=%s\n  export E2B_SANDBOX_URL=%[1]s\n", address)
+	if c.DevTLS {
+		ca := filepath.Join(c.Data, "tls", "ca.pem")
+		fmt.Fprintf(&text, `
+Or, with a host name for every port of every sandbox (https://PORT-ID.%[1]s), instead
+of the two above:
+
+  export E2B_DOMAIN=%[1]s
+  export NODE_EXTRA_CA_CERTS=%[2]s   # Node
+  export SSL_CERT_FILE=%[2]s         # Python, Go, curl
+
+Names under %[3]s must resolve to this machine.
+`, withPort(c.Domain, port), ca, c.Domain)
+	}
+	io.WriteString(c.Out, text.String())
+}
