@@ -127,6 +127,11 @@ func readEntry(root *os.Root, parents *realDirs, t *tar.Reader, h *tar.Header, n
 	old := ""
 	switch h.Typeflag {
 	case tar.TypeReg:
+		for key := range h.PAXRecords {
+			if strings.HasPrefix(key, "GNU.sparse.") { // a few bytes could fill the disk
+				return "a sparse file", nil
+			}
+		}
 	case tar.TypeSymlink:
 		if !linkStays(name, h.Linkname) {
 			return "a link to " + h.Linkname + ", outside of the directory", nil

@@ -3,6 +3,7 @@ package client_test
 import (
 	"archive/tar"
 	"bytes"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -131,6 +132,47 @@ var hostileTrees = map[string][]entry{
 func TestHostileTrees(t *testing.T) {
 	for name, entries := range hostileTrees {
 		t.Run(name, func(t *testing.T) { unpackHostile(t, archive(t, entries...)) })
+	}
+}
+
+// A map of holes makes a file of any size from a stream of a few bytes.
+func TestSparseBomb(t *testing.T) {
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	holes := "1\n1099511627775\n1\n" // one byte at the end of 1 TiB
+	body := holes + strings.Repeat("\x00", 512-len(holes)) + "x"
+	records := "22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n37 GNU.sparse.realsize=1099511627776\n23 GNU.sparse.name=big\n"
+	// The writer refuses such records, so they go in as a plain header of type "x".
+	raw := func(kind byte, content string) {
+		h := make([]byte, 512)
+		copy(h, "big")
+		copy(h[100:], "0000644\x000000000\x000000000\x00")
+		copy(h[124:], fmt.Sprintf("%011o\x0000000000000\x00        ", len(content)))
+		h[156] = kind
+		copy(h[257:], "ustar\x0000")
+		sum := 0
+		for _, c := range h {
+			sum += int(c)
+		}
+		copy(h[148:], fmt.Sprintf("%06o\x00 ", sum))
+		b.Write(h)
+		b.WriteString(content + strings.Repeat("\x00", (512-len(content)%512)%512))
+	}
+	raw('x', records)
+	raw('0', body)
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	h, err := tar.NewReader(bytes.NewReader(b.Bytes())).Next()
+	if err != nil || h.Size != 1<<40 {
+		t.Fatalf("the test is no bomb: %+v, %v", h, err)
+	}
+	dir, why := t.TempDir(), ""
+	if err := client.ReadTree(&b, dir, func(_, w string) { why = w }); err != nil || why != "a sparse file" {
+		t.Errorf("%q, %v", why, err)
+	}
+	if left := listing(t, dir); len(left) != 0 {
+		t.Errorf("written: %v", left)
 	}
 }
 
