@@ -210,6 +210,30 @@ func (d *durationFlag) Set(s string) error {
 	return nil
 }
 
+// sizeFlag takes a number of bytes, "512MiB", "1.5G" or the like. Units are powers
+// of 1024.
+type sizeFlag int64
+
+func (n *sizeFlag) String() string {
+	if *n == 0 {
+		return ""
+	}
+	return size(int64(*n))
+}
+
+func (n *sizeFlag) Type() string { return "size" }
+
+func (n *sizeFlag) Set(s string) error {
+	digits := strings.TrimRight(s, "KMGTiB")
+	factor, ok := map[string]float64{"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[strings.TrimSuffix(s[len(digits):], "iB")]
+	v, err := strconv.ParseFloat(digits, 64)
+	if err != nil || !ok || !(v > 0) || v*factor > 1<<60 {
+		return errors.New(`it must be a size such as "512MiB", "2GiB" or a number of bytes`)
+	}
+	*n = sizeFlag(v * factor)
+	return nil
+}
+
 // span prints a time in one or two units.
 func span(d time.Duration) string {
 	switch {

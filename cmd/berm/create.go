@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/client"
 )
 
@@ -15,6 +16,8 @@ func newCreateCommand() *cobra.Command {
 		o             client.CreateOptions
 		timeout       durationFlag
 		env, metadata []string
+		memory, disk  sizeFlag
+		level         string
 	)
 	cmd := serverCommand(&cobra.Command{
 		Use:   "create [TEMPLATE]",
@@ -23,6 +26,7 @@ func newCreateCommand() *cobra.Command {
 when it is usable.`,
 		Example: `  berm create
   id=$(berm create --timeout 1h --env GREETING=hello --metadata user=ann)
+  berm create --memory 2GiB --cpus 1.5 --level namespace
   berm create my-template --auto-pause --auto-resume`,
 		Args:              usageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeTemplates,
@@ -34,7 +38,14 @@ when it is usable.`,
 	flags.StringArrayVarP(&metadata, "metadata", "m", nil, "KEY=VALUE to find it by")
 	flags.BoolVar(&o.AutoPause, "auto-pause", false, "pause it when its time is over, instead of killing it")
 	flags.BoolVar(&o.AutoResume, "auto-resume", false, "wake it from a pause when somebody calls it")
+	flags.Var(&memory, "memory", "most memory that it may use, such as 512MiB (default: the template's)")
+	flags.Float64Var(&o.Limits.CPU, "cpus", 0, "most processor cores (default: the template's)")
+	flags.Int64Var(&o.Limits.PIDs, "pids", 0, "most processes and threads (default: the template's)")
+	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
+	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
+	cmd.RegisterFlagCompletionFunc("level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
+		o.Level, o.Limits.Memory, o.Limits.Disk = berm.Level(level), int64(memory), int64(disk)
 		o.Template, o.Timeout = "base", time.Duration(timeout)
 		if len(args) > 0 {
 			o.Template = args[0]

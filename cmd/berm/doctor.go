@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -107,7 +108,22 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
-// probeHost asks the drivers of this build.
-func probeHost(context.Context) ([]berm.Probe, error) {
-	return nil, berm.Errorf(berm.Unsupported, "this build has no drivers")
+// probeHost asks the drivers. They get a data directory of their own: one of a
+// server might be in use, or might not be theirs to write.
+func probeHost(ctx context.Context) ([]berm.Probe, error) {
+	data, err := os.MkdirTemp("", "berm-doctor-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(data)
+	all, err := drivers(data)
+	if err != nil {
+		cause := berm.Feature{Name: "driver", Required: true, Detail: err.Error(), Fix: berm.HintOf(err)}
+		return []berm.Probe{{Level: berm.Namespace, Features: []berm.Feature{cause}}}, nil
+	}
+	var probes []berm.Probe
+	for _, d := range all {
+		probes = append(probes, d.Probe(ctx))
+	}
+	return probes, nil
 }

@@ -18,7 +18,7 @@ func newInspectCommand() *cobra.Command {
 		Short: "Print what a sandbox is and all that it is held to",
 		Long: `Print what a sandbox is and its whole effective policy: isolation level, namespaces,
 ids, capabilities, system calls, mounts, devices, limits, network, and what the host
-could not give.`,
+could not give. Of a sandbox that has ended, print how.`,
 		Example: `  berm inspect i0abcdefghijklmnopqrs
   berm inspect --json i0abcdefghijklmnopqrs | jq .policy.limits`,
 		Args:              usageArgs(cobra.ExactArgs(1)),
@@ -30,22 +30,32 @@ could not give.`,
 		if err != nil {
 			return err
 		}
-		s, err := c.Get(cmd.Context(), id)
+		s, err := c.Inspect(cmd.Context(), id)
 		if err != nil {
 			return err
 		}
-		p, err := c.Policy(cmd.Context(), id)
-		if err != nil {
-			return err
+		var policy *berm.Policy // a dead sandbox has none
+		if s.Exit == nil {
+			p, err := c.Policy(cmd.Context(), id)
+			if err != nil {
+				return err
+			}
+			policy = &p
 		}
 		s.AgentToken, s.TrafficToken = "", "" // secrets are for programs, not for screens
 		out := cmd.OutOrStdout()
 		if *asJSON {
-			return printJSON(out, map[string]any{"sandbox": s, "policy": p})
+			object := map[string]any{"sandbox": s}
+			if policy != nil {
+				object["policy"] = policy
+			}
+			return printJSON(out, object)
 		}
 		page := page{w: out, style: terminal.StyleFor(out)}
 		page.sandbox(s)
-		page.policy(p)
+		if policy != nil {
+			page.policy(policy)
+		}
 		return page.err
 	}
 	return cmd
@@ -128,11 +138,23 @@ func (p *page) sandbox(s *client.Sandbox) {
 		}
 		p.line("at the end", then)
 	}
+	if e := s.Exit; e != nil {
+		how := string(e.Reason)
+		switch {
+		case e.Signal != "":
+			how += ", " + e.Signal
+		case e.Reason == berm.ReasonExit:
+			how += fmt.Sprintf(", code %d", e.Code)
+		}
+		p.line("ended", e.At.Local().Format(clock))
+		p.line("reason", how)
+		p.line("", e.Detail)
+	}
 	p.line("metadata", sortedPairs(s.Metadata))
 	p.line("guest agent", s.AgentVersion)
 }
 
-func (p *page) policy(v berm.Policy) {
+func (p *page) policy(v *berm.Policy) {
 	p.heading("Policy")
 	p.line("level", string(v.Level))
 	p.line("network", v.Network)

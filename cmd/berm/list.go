@@ -68,13 +68,13 @@ func newListCommand() *cobra.Command {
 			}
 			return nil
 		}
-		table := terminal.NewTable(terminal.StyleFor(out), "SANDBOX", "TEMPLATE", "STATE", "CPU", "MEMORY", "AGE", "ENDS IN", "METADATA")
+		table := terminal.NewTable(terminal.StyleFor(out), "SANDBOX", "TEMPLATE", "STATE", "LEVEL", "CPU", "MEMORY", "AGE", "ENDS IN", "METADATA")
 		for _, s := range all {
 			ends := "-"
 			if s.State == berm.Running && !s.EndAt.IsZero() {
 				ends = span(time.Until(s.EndAt))
 			}
-			table.Row(string(s.ID), s.Template(), string(s.State), fmt.Sprint(s.CPUCount), size(s.MemoryMB<<20),
+			table.Row(string(s.ID), s.Template(), string(s.State), string(s.Level()), fmt.Sprint(s.CPUCount), size(s.MemoryMB<<20),
 				span(time.Since(s.StartedAt)), ends, sortedPairs(s.Metadata))
 		}
 		return table.Write(out)

@@ -218,7 +218,7 @@ func (p *Process) attach(ctx context.Context, notify func(bool, string), lost er
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case berm.KindOf(err) == berm.NotFound:
-			return berm.Errorf(berm.NotFound, "sandbox %s was killed or reached the end of its time", p.agent.ID)
+			return p.agent.gone(ctx)
 		case berm.KindOf(err) == berm.Denied:
 			return err
 		case notify == nil:
@@ -251,6 +251,18 @@ func (p *Process) attach(ctx context.Context, notify func(bool, string), lost er
 			wait = min(2*wait, 2*time.Second)
 		}
 	}
+}
+
+// gone says why the sandbox is.
+func (a *Agent) gone(ctx context.Context) error {
+	why := "was killed or reached the end of its time"
+	if s, err := a.client.Inspect(ctx, a.ID); err == nil && s.Exit != nil {
+		why = "has ended: " + string(s.Exit.Reason)
+		if s.Exit.Detail != "" {
+			why += ", " + s.Exit.Detail
+		}
+	}
+	return berm.Errorf(berm.NotFound, "sandbox %s %s", a.ID, why)
 }
 
 func (p *Process) connect(ctx context.Context) error {

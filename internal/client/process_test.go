@@ -218,13 +218,14 @@ func TestEndDuringLostConnection(t *testing.T) {
 
 func TestSandboxDiesDuringCommand(t *testing.T) {
 	s, id, p := start(t, t.Context(), shell(`echo first; sleep 60`))
+	s.Exits = map[berm.SandboxID]berm.Exit{id: {Reason: berm.ReasonOOM}}
 	var out safeBuffer
 	go func() {
 		out.waitFor(t, "first")
 		s.Remove(id)
 	}()
 	_, err := p.Wait(t.Context(), client.Output{Stdout: &out, Notify: func(bool, string) {}})
-	if berm.KindOf(err) != berm.NotFound || !strings.Contains(err.Error(), string(id)) {
+	if berm.KindOf(err) != berm.NotFound || !strings.Contains(err.Error(), string(id)+" has ended: oom") {
 		t.Errorf("%v", err)
 	}
 }

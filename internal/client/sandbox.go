@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
@@ -30,6 +31,25 @@ type Sandbox struct {
 	AgentToken   string            `json:"envdAccessToken,omitempty"` // a secret
 	TrafficToken string            `json:"trafficAccessToken,omitempty"`
 	Domain       string            `json:"domain,omitempty"`
+
+	// What Berm tells beyond E2B.
+	Berm   *Additions   `json:"berm,omitempty"`
+	Limits *berm.Limits `json:"limits,omitempty"`
+	Exit   *berm.Exit   `json:"exit,omitempty"`
+}
+
+// Additions is what Berm tells of every sandbox; another server tells none.
+type Additions struct {
+	Level   berm.Level `json:"level"`
+	Network string     `json:"network"` // what it can reach, such as "none"
+}
+
+// Level is the sandbox's isolation level, "" if the server does not tell.
+func (s *Sandbox) Level() berm.Level {
+	if s.Berm == nil {
+		return ""
+	}
+	return s.Berm.Level
 }
 
 // Template is the template's name, or its id when it has none.
@@ -52,14 +72,21 @@ type CreateOptions struct {
 	Timeout    time.Duration // 0 leaves it to the server
 	Env        map[string]string
 	Metadata   map[string]string
-	AutoPause  bool // pause instead of kill when the time is over
-	AutoResume bool // wake up on traffic
+	AutoPause  bool        // pause instead of kill when the time is over
+	AutoResume bool        // wake up on traffic
+	Level      berm.Level  // "" leaves it to the server
+	Limits     berm.Limits // zero fields leave it to the template
 }
 
-// Create makes a sandbox and returns when it is usable.
+// Create makes a sandbox and returns when it is usable. A server that knows neither
+// levels nor limits, as one of E2B, is Unsupported if there are some to keep.
 func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) {
 	type autoResume struct {
 		Enabled bool `json:"enabled"`
+	}
+	type additions struct {
+		Level  berm.Level  `json:"level,omitempty"`
+		Limits berm.Limits `json:"limits,omitzero"`
 	}
 	body := struct {
 		TemplateID string            `json:"templateID"`
@@ -68,13 +95,26 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 		Metadata   map[string]string `json:"metadata,omitempty"`
 		AutoPause  bool              `json:"autoPause,omitempty"`
 		AutoResume *autoResume       `json:"autoResume,omitempty"`
+		Berm       *additions        `json:"berm,omitempty"`
 	}{TemplateID: o.Template, Timeout: seconds(o.Timeout), Env: o.Env, Metadata: o.Metadata, AutoPause: o.AutoPause}
 	if o.AutoResume {
 		body.AutoResume = &autoResume{true}
 	}
+	if asked := (additions{o.Level, o.Limits}); asked != (additions{}) {
+		body.Berm = &asked
+	}
 	var s Sandbox
-	_, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &s)
-	return &s, err
+	if _, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &s); err != nil {
+		return nil, err
+	}
+	if body.Berm != nil && s.Berm == nil { // it was ignored
+		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level or limits", c.base)
+		if killErr := c.Kill(ctx, s.ID); killErr != nil {
+			return nil, fmt.Errorf("%w; and the sandbox %s is left over: %w", err, s.ID, killErr)
+		}
+		return nil, err
+	}
+	return &s, nil
 }
 
 // seconds rounds up: a shorter time than asked for would be a surprise.
@@ -86,6 +126,14 @@ func sandboxPath(id berm.SandboxID) string { return "/sandboxes/" + url.PathEsca
 func (c *Client) Get(ctx context.Context, id berm.SandboxID) (*Sandbox, error) {
 	var s Sandbox
 	_, err := c.call(ctx, http.MethodGet, sandboxPath(id), nil, nil, &s)
+	return &s, err
+}
+
+// Inspect returns what Berm tells of a sandbox beyond E2B, for some time after its
+// death too.
+func (c *Client) Inspect(ctx context.Context, id berm.SandboxID) (*Sandbox, error) {
+	var s Sandbox
+	_, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id), nil, nil, &s)
 	return &s, err
 }
 

@@ -39,6 +39,7 @@ type Server struct {
 	Policy    berm.Policy
 	Logs      []client.LogEntry
 	Metrics   []client.Metric
+	Exits     map[berm.SandboxID]berm.Exit // of dead sandboxes; set it before the first request
 	requests  []string
 	agent     agent
 }
@@ -51,6 +52,7 @@ func Start(t testing.TB) *Server {
 	mux.HandleFunc("POST /v2/sandboxes", s.create)
 	mux.HandleFunc("GET /v2/sandboxes", s.list)
 	mux.HandleFunc("GET /sandboxes/{id}", s.with(func(w http.ResponseWriter, _ *http.Request, b *client.Sandbox) { reply(w, 200, b) }))
+	mux.HandleFunc("GET /berm/v1/sandboxes/{id}", s.inspect)
 	mux.HandleFunc("DELETE /sandboxes/{id}", s.with(s.kill))
 	mux.HandleFunc("POST /sandboxes/{id}/pause", s.with(s.pause))
 	mux.HandleFunc("POST /v2/sandboxes/{id}/connect", s.with(s.connect))
@@ -110,6 +112,7 @@ func (s *Server) Add(b client.Sandbox) client.Sandbox {
 		b.StartedAt = time.Now().Add(-time.Minute).Truncate(time.Millisecond)
 		b.EndAt = b.StartedAt.Add(5 * time.Minute)
 	}
+	b.Berm = &client.Additions{Level: berm.Namespace, Network: "none"}
 	b.CPUCount, b.MemoryMB, b.AgentVersion, b.AgentToken = 2, 512, berm.AgentVersion, Token
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -256,6 +259,15 @@ func (s *Server) kill(w http.ResponseWriter, _ *http.Request, b *client.Sandbox)
 		}
 	}
 	w.WriteHeader(204)
+}
+
+// inspect knows the sandboxes of Exits too.
+func (s *Server) inspect(w http.ResponseWriter, r *http.Request) {
+	if exit, ok := s.Exits[berm.SandboxID(r.PathValue("id"))]; ok {
+		reply(w, 200, client.Sandbox{ID: berm.SandboxID(r.PathValue("id")), State: berm.Killed, Exit: &exit})
+		return
+	}
+	s.with(func(w http.ResponseWriter, _ *http.Request, b *client.Sandbox) { reply(w, 200, b) })(w, r)
 }
 
 func (s *Server) pause(w http.ResponseWriter, _ *http.Request, b *client.Sandbox) {
