@@ -16,25 +16,34 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// Engine is an engine in memory. Its fields may be set before it is used.
+// Engine is an engine in memory.
 type Engine struct {
-	// Ports are the servers inside each sandbox.
+	// Ports are the servers inside each sandbox. It is set before the first sandbox.
 	Ports map[uint16]http.Handler
-	// Fail is asked before each call of a sandbox, by the method's name. A non-nil
-	// error is the call's result.
-	Fail func(id berm.SandboxID, method string) error
 
 	mu        sync.Mutex
+	failing   func(id berm.SandboxID, method string) error
 	sandboxes map[berm.SandboxID]*state
 	Removed   []berm.SandboxID // what Remove was called for
 	Specs     []berm.Spec      // what Create was called with
 }
 
+// Fail sets what is asked before each call, by the method's name. A non-nil error is
+// the call's result.
+func (e *Engine) Fail(failing func(id berm.SandboxID, method string) error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.failing = failing
+}
+
 func (e *Engine) fail(id berm.SandboxID, method string) error {
-	if e.Fail == nil {
+	e.mu.Lock()
+	failing := e.failing
+	e.mu.Unlock()
+	if failing == nil {
 		return nil
 	}
-	return e.Fail(id, method)
+	return failing(id, method)
 }
 
 // Create makes a sandbox at once.
