@@ -16,7 +16,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/cleanup"
 )
 
 // Layout is how a host mounts its control groups.
@@ -198,8 +197,12 @@ func (m *Manager) Create(id string, limits berm.Limits, disks ...Disk) (*Group, 
 		return nil, err
 	}
 	g := &Group{id: id, manager: m}
-	cu := cleanup.Make(func() { g.remove() })
-	defer cu.Clean()
+	done := false
+	defer func() {
+		if !done {
+			_ = g.remove()
+		}
+	}()
 	for _, h := range m.needed(limits) {
 		err := m.mkdir(h.path(id))
 		if errors.Is(err, fs.ErrNotExist) { // somebody removed the empty parent
@@ -226,7 +229,7 @@ func (m *Manager) Create(id string, limits berm.Limits, disks ...Disk) (*Group, 
 			return nil, err
 		}
 	}
-	cu.Release()
+	done = true
 	return g, nil
 }
 
