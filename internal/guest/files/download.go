@@ -8,7 +8,6 @@ import (
 	"io"
 	"mime"
 	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"sync"
@@ -41,7 +40,7 @@ func (h *Handler) Get(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer f.Close()
-	serve(w, r, query, f, size)
+	send(w, r, f, size)
 }
 
 // unsized is the size of a file that must be read to know it.
@@ -95,7 +94,7 @@ func generated(f *os.File) bool {
 	return false
 }
 
-func serve(w http.ResponseWriter, r *http.Request, query url.Values, f *os.File, size int64) {
+func send(w http.ResponseWriter, r *http.Request, f *os.File, size int64) {
 	wantGzip, plainOK := acceptEncoding(r.Header.Get("Accept-Encoding"))
 	partial := false
 	for _, name := range []string{"Range", "If-Range", "If-Modified-Since", "If-Unmodified-Since", "If-None-Match", "If-Match"} {

@@ -377,6 +377,9 @@ func TestPolledWatcher(t *testing.T) {
 
 // A client that polls too seldom is told that it lost events, and memory is bounded.
 func TestPolledWatcherOverflows(t *testing.T) {
+	if os.Getenv("BERM_TEST_ALL") == "" {
+		t.Skip("slow: set BERM_TEST_ALL=1")
+	}
 	c, dir := serve(t)
 	resp, err := c.CreateWatcher(t.Context(), connect.NewRequest(&pb.CreateWatcherRequest{Path: dir}))
 	if err != nil {

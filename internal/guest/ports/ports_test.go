@@ -1,0 +1,170 @@
+package ports
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+func listen(t *testing.T) (*Listener, string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := Listen(l)
+	t.Cleanup(func() { p.Close() })
+	return p, path
+}
+
+func dialPort(t *testing.T, path string, preface ...byte) (*net.UnixConn, byte) {
+	t.Helper()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	if _, err := c.Write(preface); err != nil {
+		t.Fatal(err)
+	}
+	var status [1]byte
+	if _, err := io.ReadFull(c, status[:]); err != nil {
+		t.Fatalf("status: %v", err)
+	}
+	return c.(*net.UnixConn), status[0]
+}
+
+func preface(port int) []byte {
+	return binary.BigEndian.AppendUint16([]byte{version}, uint16(port))
+}
+
+func TestForward(t *testing.T) {
+	_, path := listen(t)
+	for _, host := range []string{"127.0.0.1", "[::1]"} {
+		t.Run(host, func(t *testing.T) {
+			server, err := net.Listen("tcp", host+":0")
+			if err != nil {
+				if host == "[::1]" {
+					t.Skip("no IPv6 loopback here:", err)
+				}
+				t.Fatal(err)
+			}
+			defer server.Close()
+			// The server answers only after the end of its input: half-close must pass.
+			go func() {
+				for {
+					c, err := server.Accept()
+					if err != nil {
+						return
+					}
+					data, _ := io.ReadAll(c)
+					c.Write(bytes.ToUpper(data))
+					c.Close()
+				}
+			}()
+			c, status := dialPort(t, path, preface(server.Addr().(*net.TCPAddr).Port)...)
+			if status != statusOK {
+				t.Fatalf("status %d", status)
+			}
+			big := bytes.Repeat([]byte("abc"), 1<<20)
+			go func() { c.Write(big); c.CloseWrite() }()
+			got, err := io.ReadAll(c)
+			if err != nil || !bytes.Equal(got, bytes.ToUpper(big)) {
+				t.Errorf("%d bytes of %d back, %v", len(got), len(big), err)
+			}
+		})
+	}
+}
+
+func TestRefused(t *testing.T) {
+	_, path := listen(t)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := l.Addr().(*net.TCPAddr).Port
+	l.Close()
+	if c, status := dialPort(t, path, preface(port)...); status != statusRefused {
+		t.Errorf("closed port: status %d", status)
+	} else if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("after refusal: %v", err)
+	}
+	for _, bad := range [][]byte{{0, 0, 80}, {2, 0, 80}, {1, 0, 0}, {'G', 'E', 'T'}} {
+		if _, status := dialPort(t, path, bad...); status != statusFailed {
+			t.Errorf("preface %v: status %d", bad, status)
+		}
+	}
+}
+
+func TestAgentPort(t *testing.T) {
+	p, path := listen(t)
+	accepted := make(chan net.Conn, 1)
+	go func() {
+		c, err := p.Accept()
+		if err == nil {
+			accepted <- c
+		}
+	}()
+	c, status := dialPort(t, path, preface(berm.AgentPort)...)
+	if status != statusOK {
+		t.Fatalf("status %d", status)
+	}
+	s := <-accepted
+	if _, ok := s.(*Conn); !ok {
+		t.Errorf("accepted a %T", s)
+	}
+	c.Write([]byte("hi"))
+	buf := make([]byte, 2)
+	if _, err := io.ReadFull(s, buf); err != nil || string(buf) != "hi" {
+		t.Errorf("%q, %v", buf, err)
+	}
+	p.Close()
+	if _, err := p.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("accept after close: %v", err)
+	}
+}
+
+// Whoever says nothing is not waited for, and holds up nobody meanwhile.
+func TestSilentClient(t *testing.T) {
+	_, path := listen(t)
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	c.Write([]byte{version})
+	if _, status := dialPort(t, path, 9, 9, 9); status != statusFailed {
+		t.Errorf("the next client got status %d", status)
+	}
+	c.SetDeadline(time.Now().Add(handshakeTimeout + 5*time.Second))
+	if os.Getenv("BERM_TEST_ALL") == "" {
+		return // the rest waits for the time limit
+	}
+	began := time.Now()
+	io.ReadAll(c)
+	if d := time.Since(began); d > handshakeTimeout+2*time.Second {
+		t.Errorf("let go after %v", d)
+	}
+}
+
+func FuzzPreface(f *testing.F) {
+	f.Add([]byte{1, 195, 63})
+	f.Add([]byte{1, 0})
+	f.Fuzz(func(t *testing.T, in []byte) {
+		port, ok := readPreface(bytes.NewReader(in))
+		want := len(in) >= 3 && in[0] == 1 && (in[1] != 0 || in[2] != 0)
+		if ok != want || ok && int(port) != int(in[1])<<8|int(in[2]) {
+			t.Errorf("%v: port %d, %v", in, port, ok)
+		}
+	})
+}
