@@ -378,7 +378,7 @@ func TestUploadMultipart(t *testing.T) {
 	b.fails(post("", [2]string{`form-data; name="file"; filename="` + abs + `"`, "1"}, [2]string{`form-data; name="file"; filename="` + abs + `"`, "2"}), 400, "multiple files to the same path")
 	b.fails(post("?path="+abs, [2]string{`form-data; name="file"; filename="a"`, "1"}, [2]string{`form-data; name="file"; filename="b"`, "2"}), 400, "multiple files to the same path")
 	b.fails(post("", [2]string{`form-data; name="file"`, "1"}), 400, "no filename")
-	b.fails(b.do("POST", "/files", strings.NewReader("--x\r\n"), "Content-Type", "multipart/form-data; boundary=x"), 400, "multipart body")
+	b.fails(b.do("POST", "/files", strings.NewReader("--y\r\n\r\nx"), "Content-Type", "multipart/form-data; boundary=x"), 400, "multipart body")
 	b.fails(b.do("POST", "/files", strings.NewReader(""), "Content-Type", "multipart/form-data"), 400, "boundary")
 }
 
