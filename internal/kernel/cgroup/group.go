@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -55,10 +56,51 @@ func (g *Group) dir(controller string) (dir string, v2 bool) {
 	return "", false
 }
 
-// File opens the group's v2 directory for clone3 with CLONE_INTO_CGROUP (UseCgroupFD
-// of syscall.SysProcAttr). nil without v2. The caller closes it. On hybrid hosts the
-// child must still be added to the v1 groups.
-func (g *Group) File() (*os.File, error) {
+// Start calls start, which starts a process that is to be born into the group. v2 is the
+// group's v2 directory for CLONE_INTO_CGROUP (UseCgroupFD of syscall.SysProcAttr), nil
+// without v2; it is closed afterwards.
+//
+// The v1 groups are inherited: Start has entered them with the calling thread, and
+// leaves them again. Moving a process (Add) makes the kernel wait until no thread of the
+// machine is in the middle of a fork, for several ms per hierarchy where that has not
+// happened lately; a thread that moves itself, or is born in place, waits for nothing.
+// When Start fails although start did not, the process is the caller's to end.
+func (g *Group) Start(start func(v2 *os.File) error) error {
+	runtime.LockOSThread() // not unlocked after a failure to leave: the thread must not be used again
+	dir, err := g.open()
+	if err != nil {
+		runtime.UnlockOSThread()
+		return err
+	}
+	if dir != nil {
+		defer dir.Close()
+	}
+	var entered []*hierarchy
+	for _, h := range g.hierarchies {
+		if h.v2 {
+			continue
+		}
+		if err = write(h.path(g.id), "tasks", "0"); err != nil { // 0 is the calling thread
+			break
+		}
+		entered = append(entered, h)
+	}
+	if err == nil {
+		err = start(dir)
+	} else {
+		err = berm.Errorf(berm.Internal, "enter cgroup: %w", err)
+	}
+	for _, h := range entered {
+		if left := write(h.own, "tasks", "0"); left != nil {
+			return berm.Errorf(berm.Internal, "leave cgroup: %w", errors.Join(left, err))
+		}
+	}
+	runtime.UnlockOSThread()
+	return err
+}
+
+// open opens the group's v2 directory; nil without v2.
+func (g *Group) open() (*os.File, error) {
 	dir := g.unified()
 	if dir == "" {
 		return nil, nil
@@ -70,8 +112,8 @@ func (g *Group) File() (*os.File, error) {
 	return os.NewFile(uintptr(fd), dir), nil
 }
 
-// Add puts a process with all its threads into the group, in every hierarchy. What it
-// starts later is in it too.
+// Add moves a running process with all its threads into the group, in every hierarchy.
+// What it starts later is in it too. See Start for what it costs.
 func (g *Group) Add(pid int) error {
 	for _, dir := range g.Dirs() {
 		err := write(dir, "cgroup.procs", strconv.Itoa(pid))

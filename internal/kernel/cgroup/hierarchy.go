@@ -19,7 +19,8 @@ import (
 type hierarchy struct {
 	v2          bool
 	mount       string   // where the tree is mounted
-	base        string   // the directory below which parent lies: the caller's own group, or mount
+	own         string   // the directory of the caller's own group
+	base        string   // the directory below which parent lies: own, or mount
 	parent      string   // the directory of the parent of all sandboxes' groups
 	controllers []string // those of v1 by their v2 names, but "cpuacct", "freezer"
 }
@@ -140,18 +141,20 @@ func (h *hierarchy) same(o *hierarchy) bool {
 // place finds the directories of the caller's group and of the parent. root is the
 // group that the mount shows as its top: not "/" in a container.
 func (h *hierarchy) place(root, own, parent string) {
-	if parent != "" {
-		h.base, h.parent = h.mount, filepath.Join(h.mount, parent)
-		return
-	}
-	if h.v2 && path.Base(own) == hostLeaf {
-		own = path.Dir(own)
-	}
 	if inside, ok := strings.CutPrefix(own, strings.TrimSuffix(root, "/")); ok {
 		own = inside
 	}
-	h.base = filepath.Join(h.mount, own)
-	h.parent = filepath.Join(h.base, "berm")
+	h.own = filepath.Join(h.mount, own)
+	switch {
+	case parent != "":
+		h.base, h.parent = h.mount, filepath.Join(h.mount, parent)
+	case h.v2 && path.Base(own) == hostLeaf:
+		h.base = filepath.Dir(h.own)
+		h.parent = filepath.Join(h.base, "berm")
+	default:
+		h.base = h.own
+		h.parent = filepath.Join(h.base, "berm")
+	}
 }
 
 // unusable says why no group can be made here, or "".

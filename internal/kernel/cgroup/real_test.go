@@ -2,10 +2,12 @@ package cgroup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -274,35 +276,58 @@ func TestReopen(t *testing.T) {
 	}
 }
 
-func TestCloneInto(t *testing.T) {
-	m := newReal(t)
-	if m.unified() == nil {
-		t.Skip("no cgroup v2 tree")
+// startIn starts a process born into the group.
+func startIn(t testing.TB, g *Group, args ...string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(args[0], args[1:]...)
+	if err := g.Start(func(v2 *os.File) error {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+		if v2 != nil {
+			cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(v2.Fd())
+		}
+		return cmd.Start()
+	}); err != nil {
+		t.Fatal(err)
 	}
-	g := create(t, m, "into", berm.Limits{})
-	dir, err := g.File()
+	t.Cleanup(func() { cmd.Process.Kill() })
+	return cmd
+}
+
+func TestStart(t *testing.T) {
+	m := newReal(t)
+	limits := berm.Limits{}
+	if slices.Contains(m.Controllers(), "cpu") {
+		limits.CPU = 1
+	}
+	g := create(t, m, "born", limits)
+	// Locked: the thread that started the process must come back to where it was.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	before, err := os.ReadFile("/proc/thread-self/cgroup")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer dir.Close()
-	cmd := exec.Command("sleep", "99")
-	cmd.SysProcAttr = &syscall.SysProcAttr{UseCgroupFD: true, CgroupFD: int(dir.Fd()), Pdeathsig: syscall.SIGKILL}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	procs, _ := read(g.unified(), "cgroup.procs")
-	if procs != fmt.Sprint(cmd.Process.Pid) {
-		t.Errorf("cgroup.procs = %q, want %d", procs, cmd.Process.Pid)
-	}
+	cmd := startIn(t, g, "sleep", "99")
 	go cmd.Wait()
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-	defer cancel()
-	if err := g.Kill(ctx); err != nil {
-		t.Error(err)
+	if after, _ := os.ReadFile("/proc/thread-self/cgroup"); string(after) != string(before) {
+		t.Errorf("the starting thread is in\n%swas in\n%s", after, before)
+	}
+	for _, dir := range g.Dirs() {
+		if procs, err := read(dir, "cgroup.procs"); procs != fmt.Sprint(cmd.Process.Pid) || err != nil {
+			t.Errorf("%s holds %q, %v, want %d", dir, procs, err, cmd.Process.Pid)
+		}
+	}
+	failure := errors.New("no")
+	if err := g.Start(func(*os.File) error { return failure }); err != failure {
+		t.Errorf("a start that fails: %v", err)
+	}
+	if after, _ := os.ReadFile("/proc/thread-self/cgroup"); string(after) != string(before) {
+		t.Errorf("the starting thread is in\n%swas in\n%s", after, before)
 	}
 }
 
-// BenchmarkLife measures make + limit + attach, and kill + remove of a group.
+// BenchmarkLife measures, on a machine where no process has changed its group lately,
+// making a group with limits, a process born or moved into it, and taking it away.
 func BenchmarkLife(b *testing.B) {
 	m := newReal(b)
 	limits := berm.Limits{}
@@ -316,30 +341,44 @@ func BenchmarkLife(b *testing.B) {
 			limits.PIDs = 512
 		}
 	}
-	var making, removing time.Duration
-	for b.Loop() {
-		cmd := exec.Command("sleep", "99")
-		cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-		if err := cmd.Start(); err != nil {
-			b.Fatal(err)
-		}
-		begin := time.Now()
-		g, err := m.Create("bench", limits)
-		if err != nil {
-			b.Fatal(err)
-		}
-		if err := g.Add(cmd.Process.Pid); err != nil {
-			b.Fatal(err)
-		}
-		making += time.Since(begin)
-		cmd.Process.Kill()
-		cmd.Wait()
-		begin = time.Now()
-		if err := g.Remove(context.Background()); err != nil {
-			b.Fatal(err)
-		}
-		removing += time.Since(begin)
+	for _, way := range []string{"born", "moved"} {
+		b.Run(way, func(b *testing.B) {
+			var making, entering, removing time.Duration
+			for b.Loop() {
+				time.Sleep(30 * time.Millisecond)
+				begin := time.Now()
+				g, err := m.Create("bench", limits)
+				if err != nil {
+					b.Fatal(err)
+				}
+				making += time.Since(begin)
+				var cmd *exec.Cmd
+				if way == "born" {
+					begin = time.Now()
+					cmd = startIn(b, g, "sleep", "99")
+					entering += time.Since(begin)
+				} else {
+					cmd = exec.Command("sleep", "99")
+					begin = time.Now()
+					if err := cmd.Start(); err != nil {
+						b.Fatal(err)
+					}
+					if err := g.Add(cmd.Process.Pid); err != nil {
+						b.Fatal(err)
+					}
+					entering += time.Since(begin)
+				}
+				cmd.Process.Kill()
+				cmd.Wait()
+				begin = time.Now()
+				if err := g.Remove(context.Background()); err != nil {
+					b.Fatal(err)
+				}
+				removing += time.Since(begin)
+			}
+			b.ReportMetric(float64(making.Microseconds())/float64(b.N), "µs/make")
+			b.ReportMetric(float64(entering.Microseconds())/float64(b.N), "µs/start")
+			b.ReportMetric(float64(removing.Microseconds())/float64(b.N), "µs/remove")
+		})
 	}
-	b.ReportMetric(float64(making.Microseconds())/float64(b.N), "µs/make")
-	b.ReportMetric(float64(removing.Microseconds())/float64(b.N), "µs/remove")
 }

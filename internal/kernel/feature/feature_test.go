@@ -21,6 +21,7 @@ import (
 
 // A role of the tests; the variable is set before the init function that looks for it.
 var _ = func() bool {
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // children under the race detector need not wait for its reports
 	roles["sleep"] = func([]string) (string, error) { time.Sleep(time.Minute); return "", nil }
 	roles["with tables"] = withTables
 	roles["subordinate ids"] = func([]string) (string, error) {
