@@ -67,7 +67,7 @@ func (g *Group) dir(controller string) (dir string, v2 bool) {
 // When Start fails although start did not, the process is the caller's to end.
 func (g *Group) Start(start func(v2 *os.File) error) error {
 	runtime.LockOSThread() // not unlocked after a failure to leave: the thread must not be used again
-	dir, err := g.open()
+	dir, err := g.File()
 	if err != nil {
 		runtime.UnlockOSThread()
 		return err
@@ -99,8 +99,8 @@ func (g *Group) Start(start func(v2 *os.File) error) error {
 	return err
 }
 
-// open opens the group's v2 directory; nil without v2.
-func (g *Group) open() (*os.File, error) {
+// File opens the group's v2 directory; nil without v2. The caller closes it.
+func (g *Group) File() (*os.File, error) {
 	dir := g.unified()
 	if dir == "" {
 		return nil, nil
