@@ -151,9 +151,19 @@ func (s *Server) Serve(c *Conn) {
 			return
 		}
 		s.open.Add(1)
+		if r.Op == OpEvents {
+			// Before the next request is read: changes that it makes must be seen.
+			changes, stop := s.machine.watch()
+			go func() {
+				defer s.open.Done()
+				defer stop()
+				c.stream(r.N, changes, ended)
+			}()
+			continue
+		}
 		go func() {
 			defer s.open.Done()
-			answer := s.answer(c, r, ended)
+			answer := s.answer(r)
 			answer.N = r.N
 			c.write(answer)
 		}()
@@ -161,7 +171,7 @@ func (s *Server) Serve(c *Conn) {
 }
 
 // answer carries out one request.
-func (s *Server) answer(c *Conn, r request, ended <-chan struct{}) reply {
+func (s *Server) answer(r request) reply {
 	m := s.machine
 	var err error
 	switch r.Op {
@@ -187,8 +197,6 @@ func (s *Server) answer(c *Conn, r request, ended <-chan struct{}) reply {
 		m.Kill(r.Reason)
 		<-m.dead
 		return reply{Exit: m.Status().Exit}
-	case OpEvents:
-		s.events(c, r.N, ended)
 	default:
 		err = berm.Errorf(berm.Unsupported, "this monitor does not know %q", r.Op)
 	}
@@ -198,14 +206,13 @@ func (s *Server) answer(c *Conn, r request, ended <-chan struct{}) reply {
 	return reply{}
 }
 
-// events sends every change until the sandbox dies or the connection ends.
-func (s *Server) events(c *Conn, n uint64, ended <-chan struct{}) {
-	changes, stop := s.machine.watch()
-	defer stop()
+// stream sends every change until the sandbox dies or the connection ends.
+func (c *Conn) stream(n uint64, changes <-chan berm.Status, ended <-chan struct{}) {
 	for {
 		select {
 		case status, ok := <-changes:
 			if !ok {
+				c.write(reply{N: n}) // the end
 				return
 			}
 			if c.write(reply{N: n, Status: &status}) != nil {

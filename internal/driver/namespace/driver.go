@@ -157,7 +157,9 @@ func sealed(data, name string) (*os.File, error) {
 	}
 	f := os.NewFile(uintptr(fd), name)
 	if _, err = f.Write(content); err == nil {
-		if err = f.Chmod(0o555); err == nil {
+		// Executable and not readable: the kernel then lets nobody inside look into the
+		// process, whatever capabilities they have there.
+		if err = f.Chmod(0o111); err == nil {
 			_, err = unix.FcntlInt(f.Fd(), unix.F_ADD_SEALS, unix.F_SEAL_WRITE|unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL)
 		}
 	}
@@ -221,7 +223,7 @@ func (d *Driver) check(spec berm.Spec) error {
 		return invalid("a limit is negative")
 	case l.Disk > 0 && l.Disk < leastDisk:
 		return invalid("a disk of %d bytes is smaller than %d", l.Disk, leastDisk)
-	case spec.OnDeadline != berm.KillAtDeadline && spec.OnDeadline != berm.PauseAtDeadline && (spec.OnDeadline != "" || !spec.Deadline.IsZero()):
+	case spec.OnDeadline != "" && spec.OnDeadline != berm.KillAtDeadline && spec.OnDeadline != berm.PauseAtDeadline:
 		return invalid("unknown action at the deadline: %q", spec.OnDeadline)
 	case !spec.Deadline.IsZero() && !spec.Deadline.After(time.Now()):
 		return invalid("the deadline has passed")
@@ -247,7 +249,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	if err := d.check(spec); err != nil {
 		return nil, err
 	}
-	order, err := d.order(ctx, spec)
+	order, err := d.order(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -295,7 +297,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 }
 
 // order is what the monitor is told.
-func (d *Driver) order(ctx context.Context, spec berm.Spec) (launch.Order, error) {
+func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	spec.Guest.SandboxID = spec.ID
 	if spec.OnDeadline == "" {
 		spec.OnDeadline = berm.KillAtDeadline
@@ -317,7 +319,7 @@ func (d *Driver) order(ctx context.Context, spec berm.Spec) (launch.Order, error
 	}
 	switch d.upper(spec) {
 	case upperImage:
-		order.Upper.Image, err = d.image(ctx, spec.Limits.Disk)
+		order.Upper.Image, err = d.image(spec.Limits.Disk)
 	case upperDirectory:
 		order.Upper.Directory = "disk"
 	}
@@ -326,7 +328,7 @@ func (d *Driver) order(ctx context.Context, spec berm.Spec) (launch.Order, error
 
 // image returns the path of a formatted file system of a size, of which every sandbox
 // gets a sparse copy. It is made once.
-func (d *Driver) image(ctx context.Context, size int64) (string, error) {
+func (d *Driver) image(size int64) (string, error) {
 	path := filepath.Join(d.config.Data, "images", fmt.Sprintf("ext4-%d", size))
 	d.images.Lock()
 	defer d.images.Unlock()
@@ -343,6 +345,8 @@ func (d *Driver) image(ctx context.Context, size int64) (string, error) {
 	}
 	// No journal, since no copy is mounted twice; tables are left unwritten, so that a
 	// copy is a few blocks; an inode for every 8 KiB, for trees of small files.
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
 	out, err := exec.CommandContext(ctx, mkfs(), "-q", "-F", "-O", "^has_journal,^resize_inode", "-m", "0", "-i", "8192",
 		"-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", temporary).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {

@@ -92,12 +92,6 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 			return nil, err
 		}
 	}
-	userns, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user")
-	if err != nil {
-		return nil, s.explain(err)
-	}
-	defer userns.Close()
-
 	fds := make([]*os.File, plan.FDCount, plan.FDCount+len(order.Trees)+1)
 	defer func() {
 		for _, f := range fds {
@@ -127,6 +121,11 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 		fds = append(fds, s.upper)
 	}
 	if order.IDs.Kind == Leased {
+		userns, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user")
+		if err != nil {
+			return nil, s.explain(err)
+		}
+		defer userns.Close()
 		for _, tree := range fds[plan.FDCount:] {
 			if err := mount.IDMap(int(tree.Fd()), int(userns.Fd())); err != nil {
 				return nil, err

@@ -1,0 +1,173 @@
+package namespace
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/drivertest"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/leak"
+)
+
+// ordinaryUser is an id that no account of a host has. The tests run again as it.
+const ordinaryUser = 1_987_654
+
+// ordinaryVariable holds the directory that such a run works in.
+const ordinaryVariable = "BERM_TEST_ORDINARY_USER"
+
+var leases atomic.Uint32
+
+// lease takes ids that neither another test process nor a server on this machine uses.
+func lease() berm.IDRange {
+	n := uint32(os.Getpid()%512)*8 + leases.Add(1)%8
+	return berm.IDRange{Base: 0x60000000 + n*berm.IDsPerSandbox, Count: berm.IDsPerSandbox}
+}
+
+func newDriver(t testing.TB, config Config) *Driver {
+	t.Helper()
+	d, err := New(config)
+	if err != nil {
+		t.Fatalf("%v (%s)", err, berm.HintOf(err))
+	}
+	t.Cleanup(func() { d.Close() })
+	return d
+}
+
+// dataDir makes a data directory. As root it may not be below a directory of another
+// user, and for the kernel's sake its path must be short.
+func dataDir(t testing.TB) string {
+	base := os.Getenv(ordinaryVariable)
+	dir, err := os.MkdirTemp(base, "berm-driver-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+func harness(t *testing.T, root string) drivertest.Harness {
+	config := Config{Data: dataDir(t)}
+	d := newDriver(t, config)
+	h := drivertest.Harness{
+		Driver:  d,
+		Reopen:  func(t *testing.T) berm.Driver { return newDriver(t, config) },
+		Missing: map[drivertest.Feature]string{},
+		Scope:   leak.Scope{Dirs: []string{filepath.Join(config.Data, "sandboxes")}},
+		Monitor: monitorOf,
+		Init: func(t *testing.T, id berm.SandboxID) int {
+			pid := monitorOf(t, id)
+			children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+			if err != nil {
+				t.Fatal(err)
+			}
+			init, err := strconv.Atoi(strings.Fields(string(children) + " 0")[0])
+			if err != nil || init == 0 {
+				t.Fatalf("the monitor's children are %q", children)
+			}
+			return init
+		},
+	}
+	limits := berm.Limits{Memory: 256 << 20, CPU: 2, PIDs: 256, Disk: 256 << 20}
+	if os.Geteuid() == 0 {
+		h.Scope.IDs = berm.IDRange{Base: 0x60000000, Count: 0x0fff0000}
+	} else {
+		missing := d.groups.Missing()
+		for controller, f := range map[string]drivertest.Feature{"memory": drivertest.MemoryLimit, "pids": drivertest.PIDLimit, "cpu": drivertest.CPULimit, "freezer": drivertest.Freeze} {
+			if why, gone := missing[controller]; gone {
+				h.Missing[f] = "cgroup controller " + controller + ": " + why
+			}
+		}
+		if h.Missing[drivertest.MemoryLimit] != "" {
+			limits.Memory = 0
+		}
+		if h.Missing[drivertest.CPULimit] != "" {
+			limits.CPU = 0
+		}
+		if h.Missing[drivertest.PIDLimit] != "" {
+			limits.PIDs = 0
+		}
+		if d.host.kind == launch.Single {
+			h.Missing[drivertest.Users] = d.host.degraded[0]
+		}
+	}
+	h.Spec = func() berm.Spec {
+		spec := berm.Spec{
+			ID: berm.NewSandboxID(), Level: berm.Namespace, Hostname: "box", Limits: limits,
+			Layers: []berm.Layer{{DiffID: "sha256:test", Path: root}},
+		}
+		if os.Geteuid() == 0 {
+			spec.IDs = lease()
+		}
+		return spec
+	}
+	return h
+}
+
+// monitorOf finds a sandbox's monitor by its working directory.
+func monitorOf(t *testing.T, id berm.SandboxID) int {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		if cwd, err := os.Readlink(dir); err == nil && filepath.Base(cwd) == string(id) {
+			pid, err := strconv.Atoi(strings.Split(dir, "/")[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatalf("no monitor of %s", id)
+	return 0
+}
+
+// TestDriver runs the suite as whoever runs the tests.
+func TestDriver(t *testing.T) {
+	root := drivertest.Root(t, t.TempDir(), os.Geteuid())
+	drivertest.Run(t, func(t *testing.T) drivertest.Harness { return harness(t, root) })
+}
+
+// TestOrdinaryUser runs the suite again as a user without any rights.
+func TestOrdinaryUser(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("TestDriver runs as an ordinary user already")
+	}
+	dir, err := os.MkdirTemp("", "berm-user-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chown(dir, ordinaryUser, ordinaryUser); err != nil {
+		t.Fatal(err)
+	}
+	// The test program lies where only root may look: it is executed by descriptor.
+	self, err := os.Open("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer self.Close()
+	args := []string{"-test.run=^TestDriver$", "-test.timeout=5m"}
+	if testing.Verbose() {
+		args = append(args, "-test.v")
+	}
+	cmd := exec.Command("/proc/self/fd/3", args...)
+	cmd.ExtraFiles = []*os.File{self}
+	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), ordinaryVariable+"="+dir, "TMPDIR="+dir, "HOME="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser}}
+	out, err := cmd.CombinedOutput()
+	t.Logf("as user %d:\n%s", ordinaryUser, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
