@@ -12,7 +12,7 @@ import (
 
 // write writes a value to a control file. The file is never created.
 func write(dir, file, value string) error {
-	fd, err := unix.Open(filepath.Join(dir, file), unix.O_WRONLY|unix.O_CLOEXEC, 0)
+	fd, err := unix.Open(filepath.Join(dir, file), unix.O_WRONLY|unix.O_TRUNC|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: filepath.Join(dir, file), Err: err}
 	}
