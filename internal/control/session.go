@@ -267,10 +267,18 @@ func (s *session) ended(exit berm.Exit) {
 // bury removes what is left of a dead sandbox, as often as it takes, and finishes
 // the session. The exit given is used when the engine knows none.
 func (s *session) bury(exit berm.Exit) {
+	// A sandbox that has just died is still being taken away: Kill waits for that, where
+	// Remove would find it alive.
+	remove := func(ctx context.Context) (berm.Exit, error) { return s.m.Engine.Remove(ctx, s.info.ID) }
+	take := remove
+	if handle := s.current(); handle != nil {
+		take = func(ctx context.Context) (berm.Exit, error) { return handle.Kill(ctx, exit.Reason) }
+	}
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, time.Minute) {
 		ctx, cancel := context.WithTimeout(s.m.ctx, transitionTime)
-		found, err := s.m.Engine.Remove(ctx, s.info.ID)
+		found, err := take(ctx)
 		cancel()
+		take = remove
 		if err == nil {
 			if found != (berm.Exit{}) {
 				exit = found

@@ -171,7 +171,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	// A server under httptest.ResponseRecorder has no connection to bound.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
-	if path.Clean(r.URL.Path) != r.URL.Path {
+	if p := r.URL.EscapedPath(); path.Clean(p) != p {
 		fail(w, r, http.StatusNotFound, "no such route", "") // ServeMux would redirect
 		return
 	}

@@ -58,6 +58,8 @@ const (
 func (rt *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	to, found, err := rt.find(r)
 	switch {
+	case berm.KindOf(err) == berm.Denied && err != nil:
+		answerJSON(w, http.StatusUnauthorized, problem{Message: err.Error(), Code: http.StatusUnauthorized})
 	case err != nil:
 		answerJSON(w, http.StatusBadRequest, problem{Message: err.Error(), Code: http.StatusBadRequest})
 	case found:
@@ -83,8 +85,12 @@ func (rt *Router) find(r *http.Request) (to target, found bool, err error) {
 		to, err := parseHeaders(id, r.Header.Get(portHeader))
 		return to, true, err
 	}
-	if id, ok := rt.byToken(r); ok {
-		return target{id, berm.AgentPort}, true, nil
+	if isPreflight(r) { // browsers ask without naming a sandbox
+		return target{}, false, nil
+	}
+	if toAgent(r.URL.Path) {
+		id, err := rt.byToken(r)
+		return target{id, berm.AgentPort}, true, err
 	}
 	if gateway {
 		return target{}, false, berm.Errorf(berm.Invalid, "the header %s is missing", idHeader)
@@ -154,33 +160,47 @@ func parsePort(s string) (uint16, bool) {
 	return uint16(n), err == nil && n > 0
 }
 
+const files = "/files"
+
+// toAgent says whether a path is one of the guest agent's that a client may ask for
+// without naming a sandbox. The control plane has none of them.
+func toAgent(path string) bool {
+	return path == files || strings.HasPrefix(path, "/process.Process/") || strings.HasPrefix(path, "/filesystem.Filesystem/")
+}
+
 // byToken finds the sandbox of a request to the guest agent that names none: a
-// signed URL, or one of a client that sends no routing headers.
-func (rt *Router) byToken(r *http.Request) (berm.SandboxID, bool) {
-	p := r.URL.Path
-	files := p == "/files"
-	if !files && !strings.HasPrefix(p, "/process.Process/") && !strings.HasPrefix(p, "/filesystem.Filesystem/") {
-		return "", false
-	}
+// signed URL, or one of a client that sends no routing headers. It refuses in the
+// words of the agent.
+func (rt *Router) byToken(r *http.Request) (berm.SandboxID, error) {
 	if token := r.Header.Get("X-Access-Token"); token != "" {
-		return rt.Sessions.Match(func(of string) bool { return subtle.ConstantTimeCompare([]byte(of), []byte(token)) == 1 })
-	}
-	if !files {
-		return "", false
+		id, ok := rt.Sessions.Match(func(of string) bool { return subtle.ConstantTimeCompare([]byte(of), []byte(token)) == 1 })
+		if !ok {
+			return "", berm.Errorf(berm.Denied, "access token present in header but does not match")
+		}
+		return id, nil
 	}
 	query := r.URL.Query()
 	given := query.Get("signature")
-	if given == "" || len(given) > 256 {
-		return "", false
+	switch {
+	case r.URL.Path != files:
+		return "", berm.Errorf(berm.Denied, "unauthorized access, please provide a valid access token or method signing if supported")
+	case given == "":
+		return "", berm.Errorf(berm.Denied, "missing signature query parameter")
+	case len(given) > 256:
+		return "", berm.Errorf(berm.Denied, "invalid signature")
 	}
 	operation := "read"
 	if r.Method == http.MethodPost {
 		operation = "write"
 	}
-	return rt.Sessions.Match(func(token string) bool {
+	id, ok := rt.Sessions.Match(func(token string) bool {
 		want := sign(query.Get("path"), operation, query.Get("username"), token, query.Get("signature_expiration"))
 		return subtle.ConstantTimeCompare([]byte(want), []byte(given)) == 1
 	})
+	if !ok {
+		return "", berm.Errorf(berm.Denied, "invalid signature")
+	}
+	return id, nil
 }
 
 // reserved are the routes of the guest agent that only the control plane may use.
@@ -189,7 +209,7 @@ var reserved = []string{"/init", "/freeze", "/unfreeze", "/fsfreeze", "/fsthaw",
 // proxy carries one request into a sandbox.
 func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 	if to.port == berm.AgentPort {
-		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+		if isPreflight(r) {
 			preflight(w, r)
 			return
 		}
@@ -231,6 +251,10 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 
 // errCut says that a stream was cut because its sandbox paused or died.
 var errCut = errors.New("sandbox was paused or killed")
+
+func isPreflight(r *http.Request) bool {
+	return r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != ""
+}
 
 // preflight allows browsers everything: tokens are what protects a sandbox, and they
 // are not sent by themselves as cookies are.

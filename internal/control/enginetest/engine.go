@@ -322,7 +322,10 @@ func (h *handle) Usage(context.Context) (usage berm.Usage, err error) {
 
 func (h *handle) Policy(context.Context) (policy berm.Policy, err error) {
 	err = h.in("Policy", func() error {
-		policy = berm.Policy{Level: berm.Namespace, Limits: h.spec.Limits, Network: "none"}
+		policy = berm.Policy{
+			Level: berm.Namespace, Namespaces: []string{"user"}, Capabilities: []string{}, Mounts: []string{},
+			Limits: h.spec.Limits, Network: "none",
+		}
 		return nil
 	})
 	return policy, err
