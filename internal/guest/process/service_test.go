@@ -67,6 +67,7 @@ func serve(t testing.TB, configJSON string, options ...connect.ClientOption) *be
 	h2c.SetUnencryptedHTTP2(true)
 	b.url = srv.URL
 	b.http = &http.Client{Transport: &http.Transport{Protocols: h2c}}
+	options = append(options, connect.WithAcceptCompression("gzip", nil, nil))
 	b.client = processconnect.NewProcessClient(b.http, srv.URL, options...)
 	return b
 }
