@@ -45,6 +45,8 @@ type unpacker struct {
 	budget  *Budget
 	size    int64
 	skipped []string
+
+	rootOpaque bool // nothing below is to be seen at all
 }
 
 // node is a directory of the merged tree.
@@ -298,7 +300,10 @@ func keepXattr(name string) bool {
 func (u *unpacker) directory(name string, create bool) (*node, error) {
 	at, links := u.root, 0
 	pending := strings.Split(name, "/")
-	for len(pending) > 0 {
+	for steps := 0; len(pending) > 0; steps++ {
+		if steps > maxPath {
+			return nil, invalid("%q leads through more than %d directories", name, maxPath)
+		}
 		part := pending[0]
 		pending = pending[1:]
 		switch part {
@@ -447,7 +452,7 @@ func (u *unpacker) addDirectory(parent *node, name string, m *meta) (*node, erro
 	u.size += 4096
 	parent.children[name] = n
 	if hides {
-		return n, u.makeOpaque(n)
+		return n, u.markOpaque(n)
 	}
 	return n, nil
 }
@@ -468,17 +473,44 @@ func (u *unpacker) clear(parentFD int, parent *node, name string) (bool, error) 
 
 // makeOpaque lets nothing from below be seen in a directory.
 func (u *unpacker) makeOpaque(n *node) error {
+	if len(n.lowers) == 0 || n == u.root && u.rootOpaque {
+		return nil
+	}
+	if n != u.root {
+		err := u.markOpaque(n)
+		cut(n)
+		return err
+	}
+	// overlayfs does not look for the mark on the root of a layer: every name below
+	// is hidden by itself.
+	u.rootOpaque = true
+	for _, i := range n.lowers {
+		names, err := readNames(u.lower[i])
+		if err != nil {
+			return err
+		}
+		for _, name := range names {
+			if err := u.hide(n, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// markOpaque sets the mark on a directory, unless nothing can be below it.
+func (u *unpacker) markOpaque(n *node) error {
 	fd, err := u.intoTop(n)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	if len(u.lower) > 0 {
-		if err := unix.Fsetxattr(fd, opaqueXattr, []byte("y"), 0); err != nil {
-			return fmt.Errorf("mark as opaque: %w", err)
-		}
+	if len(u.lower) == 0 {
+		return nil
 	}
-	cut(n)
+	if err := unix.Fsetxattr(fd, opaqueXattr, []byte("y"), 0); err != nil {
+		return fmt.Errorf("mark as opaque: %w", err)
+	}
 	return nil
 }
 
@@ -511,6 +543,11 @@ func (u *unpacker) whiteout(dir, base string) error {
 	if base == opaqueMarker {
 		return u.makeOpaque(parent)
 	}
+	return u.hide(parent, name)
+}
+
+// hide lets nothing from below be seen under one name.
+func (u *unpacker) hide(parent *node, name string) error {
 	full := path.Join(parent.path, name)
 	if parent.inTop {
 		st, err := lstat(u.topFD, full)
@@ -535,6 +572,9 @@ func (u *unpacker) whiteout(dir, base string) error {
 	}
 	defer unix.Close(fd)
 	delete(parent.children, name)
+	if err := u.count(); err != nil {
+		return err
+	}
 	if err := unix.Mknodat(fd, name, unix.S_IFCHR, 0); err != nil {
 		return fmt.Errorf("make a whiteout: %w", err)
 	}
@@ -576,13 +616,17 @@ func (u *unpacker) symlink(parent *node, name string, h *tar.Header) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := unix.Symlinkat(h.Linkname, fd, name); err != nil {
+	return writeLink(fd, name, m, h.Linkname)
+}
+
+func writeLink(parentFD int, name string, m *meta, target string) error {
+	if err := unix.Symlinkat(target, parentFD, name); err != nil {
 		return err
 	}
-	if err := unix.Fchownat(fd, name, m.uid, m.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fchownat(parentFD, name, m.uid, m.gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return err
 	}
-	return unix.UtimesNanoAt(fd, name, []unix.Timespec{m.mtime, m.mtime}, unix.AT_SYMLINK_NOFOLLOW)
+	return unix.UtimesNanoAt(parentFD, name, []unix.Timespec{m.mtime, m.mtime}, unix.AT_SYMLINK_NOFOLLOW)
 }
 
 // place opens the parent and clears the name for a file to be made there.
@@ -702,10 +746,7 @@ func (u *unpacker) copyUp(root int, full string, fd int, name string) error {
 		if err != nil {
 			return err
 		}
-		if err := unix.Symlinkat(target, fd, name); err != nil {
-			return err
-		}
-		return unix.Fchownat(fd, name, m.uid, m.gid, unix.AT_SYMLINK_NOFOLLOW)
+		return writeLink(fd, name, m, target)
 	}
 	source, err := open(root, full, unix.O_RDONLY)
 	if err != nil {
@@ -785,6 +826,16 @@ func lstat(root int, name string) (*unix.Stat_t, error) {
 		return nil, nil
 	}
 	return &st, err
+}
+
+func readNames(root int) ([]string, error) {
+	fd, err := open(root, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+	if err != nil {
+		return nil, err
+	}
+	dir := os.NewFile(uintptr(fd), ".")
+	defer dir.Close()
+	return dir.Readdirnames(-1)
 }
 
 func readlink(root int, name string) (string, error) {
