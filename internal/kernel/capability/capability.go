@@ -1,16 +1,16 @@
 // Package capability cuts the rights of a process down to a set of capabilities.
+//
+// It is linked into the first process of every sandbox, so it imports raw system calls
+// only; its errors are those of the kernel.
 package capability
 
 import (
-	"errors"
-	"fmt"
+	"strconv"
 	"strings"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/berm-sandbox/berm"
 )
 
 // A Set is a set of capabilities, one bit each.
@@ -31,8 +31,8 @@ func Of(numbers ...int) Set {
 //
 // Absent on purpose: SYS_ADMIN (mounts), SYS_CHROOT, SYS_PTRACE, MKNOD, SETFCAP,
 // NET_RAW, NET_ADMIN, AUDIT_*, DAC_READ_SEARCH (open_by_handle_at), SETPCAP.
-var Inside = Of(unix.CAP_CHOWN, unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_FSETID, unix.CAP_KILL,
-	unix.CAP_SETGID, unix.CAP_SETUID, unix.CAP_NET_BIND_SERVICE)
+const Inside Set = 1<<unix.CAP_CHOWN | 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_FOWNER | 1<<unix.CAP_FSETID |
+	1<<unix.CAP_KILL | 1<<unix.CAP_SETGID | 1<<unix.CAP_SETUID | 1<<unix.CAP_NET_BIND_SERVICE
 
 // names are the capabilities by number, without "CAP_".
 var names = [...]string{
@@ -56,7 +56,7 @@ func (s Set) Names() []string {
 		case n < len(names):
 			list = append(list, "CAP_"+names[n])
 		default:
-			list = append(list, fmt.Sprintf("CAP_%d", n))
+			list = append(list, "CAP_"+strconv.Itoa(n))
 		}
 	}
 	return list
@@ -67,71 +67,59 @@ func (s Set) String() string { return strings.Join(s.Names(), " ") }
 // state is what capget and capset exchange: two halves of 32 bits.
 type state [2]unix.CapUserData
 
-func (d *state) set(effective, permitted, inheritable Set) {
-	for i := range d {
-		d[i] = unix.CapUserData{
-			Effective:   uint32(effective >> (32 * i)),
-			Permitted:   uint32(permitted >> (32 * i)),
-			Inheritable: uint32(inheritable >> (32 * i)),
-		}
-	}
-}
-
 // Permitted returns what the calling thread may use.
 func Permitted() (Set, error) {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data state
 	if err := unix.Capget(&header, &data[0]); err != nil {
-		return 0, berm.Errorf(berm.Internal, "read capabilities: %w", err)
+		return 0, err
 	}
 	return Set(data[0].Permitted) | Set(data[1].Permitted)<<32, nil
 }
 
-// Drop takes every capability that is not in keep away, for ever. All threads of the
-// process lose it from their permitted and effective sets, and their inheritable and
-// ambient sets are emptied. What the process does not have is not given.
+// CutBounding takes every capability that is not in keep from what programs started by
+// the calling thread may get, root's included, for ever. It needs CAP_SETPCAP (EPERM).
 //
-// From the bounding set, which says what a program of root may get, it is dropped for
-// the calling thread alone: for all threads Go would have to stop the world 33 times,
-// which takes longer than everything else at the start of a sandbox. So the caller is
-// locked to its thread (runtime.LockOSThread) and starts all programs from it. That
-// needs CAP_SETPCAP, else Drop fails with Denied.
+// It does so for this thread alone: for all threads Go would have to stop the world 33
+// times, which takes longer than everything else at the start of a sandbox. So the
+// caller is locked to its thread and starts all programs from it.
+func CutBounding(keep Set) error {
+	for n := range 64 {
+		if keep.Has(n) {
+			continue
+		}
+		err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(n), 0, 0, 0)
+		if err == unix.EINVAL && n > 0 {
+			break // the kernel has no such capability, nor a higher one
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Drop leaves every thread of the process the capabilities of keep that it has, for ever,
+// and empties the inheritable and ambient sets. Programs started later get what the
+// bounding set lets them; see CutBounding.
 //
-// It works in programs without cgo only: with cgo Go cannot change every thread, and
-// Drop fails with Unsupported.
+// It works in programs without cgo only: with cgo Go cannot change every thread, and the
+// error is ENOTSUP.
 func Drop(keep Set) error {
 	have, err := Permitted()
 	if err != nil {
 		return err
 	}
 	keep &= have
-	for n := range 64 {
-		if keep.Has(n) {
-			continue
-		}
-		// The kernel answers EINVAL after its last capability.
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, uintptr(n), 0, 0, 0); err == unix.EINVAL && n > 0 {
-			break
-		} else if err != nil {
-			return failed(err, "drop %v from the bounding set", Of(n))
-		}
-	}
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data state
-	data.set(keep, keep, 0) // the kernel empties the ambient set along with the inheritable one
-	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0); errno != 0 {
-		return failed(errno, "keep only %v", keep)
+	var data state // inheritable stays 0, and the kernel empties the ambient set along with it
+	for i := range data {
+		half := uint32(keep >> (32 * i))
+		data[i].Effective, data[i].Permitted = half, half
+	}
+	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0)
+	if errno != 0 {
+		return errno
 	}
 	return nil
-}
-
-func failed(err error, what string, args ...any) error {
-	kind := berm.Internal
-	switch {
-	case errors.Is(err, unix.EPERM):
-		kind = berm.Denied
-	case errors.Is(err, unix.ENOTSUP):
-		kind = berm.Unsupported
-	}
-	return berm.Errorf(kind, "%s: %w", fmt.Sprintf(what, args...), err)
 }

@@ -5,13 +5,81 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
+
+// Capabilities cannot be had back, so the test binary starts itself again to drop them.
+const roleVariable = "BERM_CAPABILITY_TEST_DROP"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(roleVariable) == "" {
+		os.Exit(m.Run())
+	}
+	if err := drop(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// drop drops capabilities with several threads running and shows what the calling
+// thread, each thread, and a program started afterwards have left.
+func drop() error {
+	var ready, done sync.WaitGroup
+	done.Add(1)
+	for range 4 { // threads that run, rather than goroutines
+		ready.Go(func() {
+			go func() {
+				runtime.LockOSThread()
+				done.Wait()
+			}()
+		})
+	}
+	ready.Wait()
+	defer done.Done()
+	time.Sleep(10 * time.Millisecond)
+	runtime.LockOSThread()
+	begin := time.Now()
+	if err := CutBounding(Inside); err != nil {
+		return fmt.Errorf("cut the bounding set: %w", err)
+	}
+	if err := Drop(Inside); err != nil {
+		return fmt.Errorf("drop: %w", err)
+	}
+	fmt.Printf("took %d\n", time.Since(begin).Microseconds())
+	show("caller", "/proc/thread-self/status")
+	threads, _ := filepath.Glob("/proc/self/task/*/status")
+	for _, thread := range threads {
+		show("thread", thread)
+	}
+	status, err := exec.Command("cat", "/proc/self/status").Output()
+	if err != nil {
+		return err
+	}
+	showText("program", string(status))
+	return nil
+}
+
+func show(who, file string) {
+	status, _ := os.ReadFile(file)
+	showText(who, string(status))
+}
+
+func showText(who, status string) {
+	for line := range strings.Lines(status) {
+		if strings.HasPrefix(line, "Cap") {
+			fmt.Print(who, " ", line)
+		}
+	}
+}
 
 func TestNames(t *testing.T) {
 	if got, want := Of(unix.CAP_CHOWN, unix.CAP_SYS_ADMIN, 63).String(), "CAP_CHOWN CAP_SYS_ADMIN CAP_63"; got != want {
@@ -32,12 +100,15 @@ func TestInside(t *testing.T) {
 	}
 }
 
-// dropper builds the helper without cgo: with it, and so with the race detector, Go
-// refuses to change every thread.
-func dropper(t *testing.T) string {
+// withoutCgo is a test binary in which every thread can be changed: this one, unless it
+// has cgo, as with the race detector.
+func withoutCgo(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "drop")
-	build := exec.Command("go", "build", "-o", program, "./testdata/drop")
+	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_GETPID, 0, 0, 0); errno == 0 {
+		return "/proc/self/exe"
+	}
+	program := filepath.Join(t.TempDir(), "capability.test")
+	build := exec.Command("go", "test", "-c", "-o", program, ".")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -46,7 +117,7 @@ func dropper(t *testing.T) string {
 }
 
 func TestDrop(t *testing.T) {
-	program := dropper(t)
+	program := withoutCgo(t)
 	for name, attr := range map[string]*syscall.SysProcAttr{
 		"host root": {},
 		"root of a user namespace": {
@@ -60,6 +131,7 @@ func TestDrop(t *testing.T) {
 				t.Skip("needs root: has no capability to drop")
 			}
 			cmd := exec.Command(program)
+			cmd.Env = append(os.Environ(), roleVariable+"=1")
 			cmd.SysProcAttr = attr
 			out, err := cmd.CombinedOutput()
 			if err != nil {
@@ -72,21 +144,30 @@ func TestDrop(t *testing.T) {
 					t.Logf("%s µs", fields[1])
 					continue
 				}
+				counts[fields[0]]++
+				if fields[0] == "thread" && fields[1] == "CapBnd:" {
+					continue // of other threads it stays
+				}
 				want := Inside
 				if slices.Contains([]string{"CapInh:", "CapAmb:"}, fields[1]) {
 					want = 0
 				}
-				if fields[0] == "thread" && fields[1] == "CapBnd:" {
-					continue // of other threads it stays
-				}
 				if fields[2] != fmt.Sprintf("%016x", uint64(want)) {
 					t.Errorf("%s", line)
 				}
-				counts[fields[0]]++
 			}
 			if counts["thread"] < 5*4 || counts["caller"] != 5 || counts["program"] != 5 {
 				t.Errorf("saw %v", counts)
 			}
 		})
+	}
+}
+
+func TestCutBoundingNeedsRights(t *testing.T) {
+	if os.Geteuid() == 0 {
+		t.Skip("root has CAP_SETPCAP")
+	}
+	if err := CutBounding(Inside); err != unix.EPERM {
+		t.Errorf("%v, want EPERM", err)
 	}
 }

@@ -97,7 +97,7 @@ var RaiseLimits = &Test{
 	try: func(context.Context) (string, error) {
 		have, err := capability.Permitted()
 		if err != nil {
-			return "", err
+			return "", failed(err, "read capabilities")
 		}
 		var files unix.Rlimit
 		if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {

@@ -4,69 +4,86 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-func TestPlans(t *testing.T) {
-	for abi, want := range []struct {
-		handled, scoped uint64
-		tsync           bool
-	}{
-		0: {}, 1: {},
-		2: {handled: unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER},
-		5: {handled: unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV},
-		8: {unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV,
-			unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL, true},
+// Rules cannot be taken off, so the test binary starts itself again under them and runs
+// a shell script.
+const roleVariable = "BERM_LANDLOCK_TEST_SCRIPT"
+
+var devices = []string{"/dev/pts", "/dev/ptmx", "/dev/tty", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
+
+func TestMain(m *testing.M) {
+	script := os.Getenv(roleVariable)
+	if script == "" {
+		os.Exit(m.Run())
+	}
+	runtime.LockOSThread()
+	begin := time.Now()
+	err := For(ABI()).Restrict(devices...)
+	if err == nil {
+		fmt.Printf("took %v\n", time.Since(begin))
+		err = unix.Exec("/bin/sh", []string{"sh", "-ec", script}, os.Environ())
+	}
+	fmt.Fprintln(os.Stderr, err)
+	os.Exit(99)
+}
+
+func TestRules(t *testing.T) {
+	const nodes = unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER
+	const scopes = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET | unix.LANDLOCK_SCOPE_SIGNAL
+	for abi, want := range map[int]Rules{
+		0: {0, 0, 0}, 1: {1, 0, 0}, 2: {2, nodes, 0}, 4: {4, nodes, 0}, 5: {5, nodes | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV, 0},
+		7: {7, nodes | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV, 0}, 8: {8, nodes | unix.LANDLOCK_ACCESS_FS_IOCTL_DEV, scopes},
 	} {
-		if abi > 0 && abi != 1 && want.handled == 0 {
-			continue
+		got := For(abi)
+		if got != want {
+			t.Errorf("ABI %d: %+v, want %+v", abi, got, want)
 		}
-		p := planFor(abi)
-		if p.handled != want.handled || p.scoped != want.scoped || p.tsync != want.tsync {
-			t.Errorf("ABI %d: %+v", abi, p)
-		}
-		if p.describe == "" {
-			t.Errorf("ABI %d has no description", abi)
+		text := got.String()
+		if off := strings.HasPrefix(text, "off"); off != (abi < 2) || strings.Contains(text, "ioctl") != (abi >= 5) || strings.Contains(text, "signals") != (abi >= 8) {
+			t.Errorf("ABI %d: %s", abi, text)
 		}
 	}
 }
 
-// applier builds the helper without cgo: with it, and so with the race detector, Go
-// refuses to change every thread.
-func applier(t testing.TB) string {
+// restricted runs a script under the rules, in a mount namespace of its own so that a
+// mount that should have been stopped does no harm.
+func restricted(script string) *exec.Cmd {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVariable+"="+script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setsid: true}
+	return cmd
+}
+
+func need(t *testing.T, abi int, kernel string) {
 	t.Helper()
-	if ABI() < abiRefer {
-		t.Skipf("Landlock ABI %d: the kernel has none that is used (5.19)", ABI())
-	}
-	program := filepath.Join(t.TempDir(), "apply")
-	build := exec.Command("go", "build", "-o", program, "./testdata/apply")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
-	return program
-}
-
-func TestApply(t *testing.T) {
-	program := applier(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: an ordinary user can make no device nodes anyway")
 	}
+	if ABI() < abi {
+		t.Skipf("Landlock ABI %d: what is tested came with %d (kernel %s)", ABI(), abi, kernel)
+	}
+}
+
+func TestRestrict(t *testing.T) {
+	need(t, abiRefer, "5.19")
 	for name, script := range map[string]string{
-		"no devices":       `d=$(mktemp -d) && mkfifo $d/p && touch $d/f && ! mknod $d/c c 1 3 2>/dev/null && ! mknod $d/b b 7 0 2>/dev/null; s=$?; rm -r $d; exit $s`,
-		"files move":       `d=$(mktemp -d) && mkdir $d/a $d/b && touch $d/a/f && mv $d/a/f $d/b/g && ln $d/b/g $d/a/h && mv $d/b $d/a/b && test -f $d/a/b/g && rm -r $d`,
-		"no mounts":        `! mount -t tmpfs none /mnt 2>/dev/null && ! umount / 2>/dev/null`,
-		"no outer tracing": `! cat /proc/1/environ >/dev/null 2>&1 && cat /proc/self/environ >/dev/null`,
-		"terminals":        `script -qec 'stty -a && tty' /dev/null >/dev/null && python3 -c 'import pty; assert pty.spawn(["true"]) == 0'`,
-		"own tracing":      `sleep 9 & cat /proc/$!/environ >/dev/null; s=$?; kill $!; exit $s`,
+		"no devices":       `d=$(mktemp -d); mkfifo $d/p; touch $d/f; if mknod $d/c c 1 3 || mknod $d/b b 7 0; then exit 1; fi; rm -r $d`,
+		"files move":       `d=$(mktemp -d); mkdir $d/a $d/b; touch $d/a/f; mv $d/a/f $d/b/g; ln $d/b/g $d/a/h; mv $d/b $d/a/b; test -f $d/a/b/g; rm -r $d`,
+		"no mounts":        `if mount -t tmpfs none /mnt || umount -l /dev/pts; then exit 1; fi`,
+		"no outer tracing": `if cat /proc/1/environ >/dev/null; then exit 1; fi; cat /proc/self/environ >/dev/null`,
+		"own tracing":      `sleep 9 & cat /proc/$!/environ >/dev/null; kill $!`,
+		"terminals":        `script -qec 'stty -a && tty' /dev/null >/dev/null; python3 -c 'import pty; assert pty.spawn(["true"]) == 0'`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			out, err := unshared(program, script).CombinedOutput()
+			out, err := restricted(script).CombinedOutput()
 			if err != nil {
 				t.Errorf("%v: %s", err, out)
 			}
@@ -75,23 +92,9 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// unshared runs the helper in a mount namespace of its own, so that a mount that
-// Landlock should have stopped does no harm.
-func unshared(program, script string) *exec.Cmd {
-	cmd := exec.Command(program, "/", script)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Setsid: true}
-	return cmd
-}
-
-// Control of a device that is not among the harmless ones is refused from ABI 5 on.
-func TestApplyDeviceControl(t *testing.T) {
-	program := applier(t)
-	if ABI() < abiIoctlDev {
-		t.Skipf("Landlock ABI %d: control of devices came with 5 (kernel 6.10)", ABI())
-	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: opens a device")
-	}
+// Control of a device that is not listed is refused from ABI 5 on.
+func TestDeviceControl(t *testing.T) {
+	need(t, abiIoctlDev, "6.10")
 	if _, err := os.Stat("/dev/loop-control"); err != nil {
 		t.Skip("the host has no loop devices to ask for a free one")
 	}
@@ -99,8 +102,19 @@ func TestApplyDeviceControl(t *testing.T) {
 	if out, err := exec.Command("sh", "-c", script).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	out, err := unshared(program, "! "+script+" 2>/dev/null").CombinedOutput()
-	if err != nil {
+	if out, err := restricted("if " + script + "; then exit 1; fi").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func TestRestrictNeedsRights(t *testing.T) {
+	if ABI() < abiRefer {
+		t.Skipf("Landlock ABI %d: nothing is restricted before 2 (kernel 5.19)", ABI())
+	}
+	if os.Geteuid() == 0 {
+		t.Skip("root has CAP_SYS_ADMIN")
+	}
+	if err := For(ABI()).Restrict(); err != unix.EPERM {
+		t.Errorf("%v, want EPERM", err)
 	}
 }
