@@ -136,6 +136,7 @@ func (a *attachment) failed(err error, restore func()) error {
 		}
 		return err
 	case errors.As(cause, &code):
+		fmt.Fprintln(a.cmd.ErrOrStderr()) // the prompt of the shell is on this line
 		notice(a.cmd, "left; the command may still run in %s", a.agent.ID)
 		return code
 	case a.ctx.Err() != nil && cause != nil:

@@ -89,35 +89,55 @@ func (p *page) line(name, value string) {
 	}
 }
 
-// list prints values one below the other, or "none".
+// list prints values one below the other, long ones wrapped with a deeper indent, or
+// "none".
 func (p *page) list(name string, values ...string) {
 	if len(values) == 0 {
 		values = []string{"none"}
 	}
-	for i, v := range values {
-		if i > 0 {
-			name = ""
+	for _, v := range values {
+		for i, line := range wrap(strings.Split(terminal.Escape(v), " ")) {
+			if i > 0 {
+				name, line = "", "  "+line
+			}
+			p.print(fmt.Sprintf("  %-*s%s\n", pageIndent-2, name, line))
 		}
-		p.print(fmt.Sprintf("  %-*s%s\n", pageIndent-2, name, terminal.Escape(v)))
+		name = ""
 	}
 }
 
 // words prints values one after the other, wrapped.
 func (p *page) words(name string, values []string) {
+	escaped := make([]string, len(values))
+	for i, v := range values {
+		escaped[i] = terminal.Escape(v)
+	}
+	lines := wrap(escaped)
+	if len(values) == 0 {
+		lines = []string{"none"}
+	}
+	for _, line := range lines {
+		p.print(fmt.Sprintf("  %-*s%s\n", pageIndent-2, name, line))
+		name = ""
+	}
+}
+
+// wrap joins words to lines that fit behind the indent.
+func wrap(words []string) []string {
 	var lines []string
 	line := ""
-	for _, v := range values {
-		v = terminal.Escape(v)
-		if line != "" && pageIndent+terminal.Width(line)+1+terminal.Width(v) > pageWidth {
+	for i, word := range words {
+		if i > 0 && pageIndent+terminal.Width(line)+1+terminal.Width(word) > pageWidth {
 			lines = append(lines, line)
-			line = ""
+			line = word
+			continue
 		}
-		line = strings.TrimPrefix(line+" "+v, " ")
+		if i > 0 {
+			line += " "
+		}
+		line += word
 	}
-	if line != "" {
-		lines = append(lines, line)
-	}
-	p.list(name, lines...)
+	return append(lines, line)
 }
 
 func (p *page) sandbox(s *client.Sandbox) {

@@ -209,6 +209,7 @@ func (p *Process) Wait(ctx context.Context, o Output) (End, error) {
 func (p *Process) attach(ctx context.Context, notify func(bool, string), lost error) error {
 	p.stream.close()
 	began, wait, said := time.Now(), 50*time.Millisecond, ""
+	waiting := began // for somebody who does not answer, not for a resume
 	for {
 		// The server is asked first: a call to the agent of a paused sandbox might
 		// wake it.
@@ -227,7 +228,7 @@ func (p *Process) attach(ctx context.Context, notify func(bool, string), lost er
 			state = "the connection is lost; trying to get it back"
 		case s.State == berm.Paused || s.State == berm.Pausing:
 			state = "the sandbox is paused; waiting for its resume"
-			began = time.Now() // somebody wanted it: wait for as long as it takes
+			waiting = time.Now() // somebody wanted it: wait for as long as it takes
 		default:
 			if err = p.connect(ctx); err == nil {
 				notify(false, fmt.Sprintf("connected again after %v; output of the time between is missing", time.Since(began).Round(100*time.Millisecond)))
@@ -237,7 +238,7 @@ func (p *Process) attach(ctx context.Context, notify func(bool, string), lost er
 				return berm.Errorf(berm.Internal, "the command is gone since the connection was lost: its exit code is not known")
 			}
 		}
-		if time.Since(began) > patience {
+		if time.Since(waiting) > patience {
 			return lost
 		}
 		if state != "" && state != said {

@@ -218,7 +218,7 @@ func TestEndDuringLostConnection(t *testing.T) {
 
 func TestSandboxDiesDuringCommand(t *testing.T) {
 	s, id, p := start(t, t.Context(), shell(`echo first; sleep 60`))
-	s.Exits = map[berm.SandboxID]berm.Exit{id: {Reason: berm.ReasonOOM}}
+	s.Set(func(s *clienttest.Server) { s.Exits = map[berm.SandboxID]berm.Exit{id: {Reason: berm.ReasonOOM}} })
 	var out safeBuffer
 	go func() {
 		out.waitFor(t, "first")

@@ -9,6 +9,10 @@ import (
 // off the screen.
 const maxCell = 60
 
+// maxCellBytes bounds what is looked at of a cell: a name may have a megabyte, or
+// thousands of marks on one letter.
+const maxCellBytes = 16 * maxCell
+
 // Table aligns cells in columns. Cells are escaped as by Escape.
 type Table struct {
 	style  Style
@@ -27,7 +31,7 @@ func NewTable(style Style, header ...string) *Table {
 func (t *Table) Row(cells ...string) {
 	row := make([]string, len(cells))
 	for i, cell := range cells {
-		row[i] = Clip(Escape(cell), maxCell)
+		row[i] = Clip(Escape(cell[:min(len(cell), maxCellBytes)]), maxCell)
 		if i == len(t.widths) {
 			t.widths = append(t.widths, 0)
 		}

@@ -36,12 +36,15 @@ type Server struct {
 
 	mu        sync.Mutex
 	sandboxes []client.Sandbox
-	Policy    berm.Policy
-	Logs      []client.LogEntry
-	Metrics   []client.Metric
-	Exits     map[berm.SandboxID]berm.Exit // of dead sandboxes; set it before the first request
 	requests  []string
 	agent     agent
+
+	// Answers, the same for every sandbox. Change them by Set.
+	Policy  berm.Policy
+	Logs    []client.LogEntry
+	Metrics []client.Metric
+	Exits   map[berm.SandboxID]berm.Exit // of dead sandboxes
+	IsE2B   bool                         // it tells nothing that E2B does not know
 }
 
 // Start starts a server for the time of a test.
@@ -112,12 +115,21 @@ func (s *Server) Add(b client.Sandbox) client.Sandbox {
 		b.StartedAt = time.Now().Add(-time.Minute).Truncate(time.Millisecond)
 		b.EndAt = b.StartedAt.Add(5 * time.Minute)
 	}
-	b.Berm = &client.Additions{Level: berm.Namespace, Network: "none"}
 	b.CPUCount, b.MemoryMB, b.AgentVersion, b.AgentToken = 2, 512, berm.AgentVersion, Token
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if !s.IsE2B {
+		b.Berm = &client.Additions{Level: berm.Namespace, Network: "none"}
+	}
 	s.sandboxes = append([]client.Sandbox{b}, s.sandboxes...)
 	return b
+}
+
+// Set changes the server's answers.
+func (s *Server) Set(change func(*Server)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	change(s)
 }
 
 // Edit changes a sandbox.
@@ -263,7 +275,10 @@ func (s *Server) kill(w http.ResponseWriter, _ *http.Request, b *client.Sandbox)
 
 // inspect knows the sandboxes of Exits too.
 func (s *Server) inspect(w http.ResponseWriter, r *http.Request) {
-	if exit, ok := s.Exits[berm.SandboxID(r.PathValue("id"))]; ok {
+	s.mu.Lock()
+	exit, dead := s.Exits[berm.SandboxID(r.PathValue("id"))]
+	s.mu.Unlock()
+	if dead {
 		reply(w, 200, client.Sandbox{ID: berm.SandboxID(r.PathValue("id")), State: berm.Killed, Exit: &exit})
 		return
 	}
@@ -308,20 +323,6 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, _ *client.Sandbox)
 		}
 	}
 	reply(w, 200, map[string]any{"logs": found})
-}
-
-// Log adds lines to the log of every sandbox.
-func (s *Server) Log(entries ...client.LogEntry) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.Logs = append(s.Logs, entries...)
-}
-
-// Measure adds a measurement of every sandbox.
-func (s *Server) Measure(m client.Metric) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.Metrics = append(s.Metrics, m)
 }
 
 func reply(w http.ResponseWriter, status int, v any) {

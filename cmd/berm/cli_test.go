@@ -1,0 +1,563 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/creack/pty"
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/client"
+	"github.com/berm-sandbox/berm/internal/client/clienttest"
+)
+
+// The test binary is berm when it is called by this variable.
+const asBerm = "BERM_TEST_AS_BERM"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asBerm) != "" {
+		main()
+	}
+	os.Exit(m.Run())
+}
+
+// hostile is what somebody puts into a name, metadata, an environment or a log to
+// act on the terminal of who lists it.
+const hostile = "\x1b]52;c;cHduCg==\a\x1b]0;t\a\x1b[?1049h\x1bP$q\"p\x1b\\\x1b]8;;http://evil.test\aX\x1b[6n\x1bc" +
+	"a\rb\n\u009b31m\u202Eabc\u2028\x00\x7fEND"
+
+// inert fails the test when text would act on a terminal: all but newlines, tabs
+// and the colours that berm itself uses.
+func inert(t *testing.T, text string) {
+	t.Helper()
+	text = regexp.MustCompile(`\x1b\[[0-9;]*m`).ReplaceAllString(text, "")
+	for _, r := range text {
+		if r < 0x20 && r != '\n' && r != '\t' || r >= 0x7f && r <= 0x9f || r == 0x202e || r == 0x2028 {
+			t.Fatalf("%U in %q", r, text)
+		}
+	}
+}
+
+// setup is a berm with a server of its own, and without any configuration of whoever
+// runs the test.
+type setup struct {
+	t      *testing.T
+	server *clienttest.Server
+	env    []string
+}
+
+func newSetup(t *testing.T) *setup {
+	s := &setup{t: t, server: clienttest.Start(t)}
+	s.env = []string{
+		asBerm + "=1", "PATH=" + os.Getenv("PATH"), "HOME=" + t.TempDir(), "XDG_CONFIG_HOME=" + t.TempDir(),
+		"GORACE=atexit_sleep_ms=0", // else a second each, in a build with the race detector
+		"BERM_URL=" + s.server.URL, "BERM_API_KEY=" + clienttest.Key,
+	}
+	return s
+}
+
+func (s *setup) command(args ...string) *exec.Cmd {
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	cmd := exec.Command(self, args...)
+	cmd.Env = s.env
+	return cmd
+}
+
+type result struct {
+	stdout, stderr string
+	code           int
+}
+
+func (s *setup) run(args ...string) result { return s.runWith("", args...) }
+
+func (s *setup) runWith(stdin string, args ...string) result {
+	s.t.Helper()
+	cmd := s.command(args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &stdout, &stderr
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		s.t.Fatal(err)
+	}
+	return result{stdout.String(), stderr.String(), cmd.ProcessState.ExitCode()}
+}
+
+// ok runs a command that must succeed and returns its stdout.
+func (s *setup) ok(args ...string) string {
+	s.t.Helper()
+	r := s.run(args...)
+	if r.code != 0 {
+		s.t.Fatalf("berm %q: code %d, %s", args, r.code, r.stderr)
+	}
+	return r.stdout
+}
+
+func TestLifeCycle(t *testing.T) {
+	s := newSetup(t)
+	id := strings.TrimSpace(s.ok("create", "--metadata", "user=ann", "--timeout", "90", "-e", "HOME"))
+	if _, err := berm.ParseSandboxID(id); err != nil {
+		t.Fatal(err)
+	}
+	other := strings.TrimSpace(s.ok("create", "base", "--timeout", "1h"))
+	if got := s.ok("ls", "-q"); got != other+"\n"+id+"\n" {
+		t.Errorf("ls -q: %q", got)
+	}
+	if got := s.ok("ls", "-q", "-m", "user=ann"); got != id+"\n" {
+		t.Errorf("ls of metadata: %q", got)
+	}
+	s.ok("pause", id)
+	if got := s.ok("ls", "-q", "--state", "paused"); got != id+"\n" {
+		t.Errorf("ls of paused: %q", got)
+	}
+	if r := s.run("exec", id, "--", "true"); r.code != 1 || !strings.Contains(r.stderr, "hint: berm resume "+id) {
+		t.Errorf("exec in a paused sandbox: %+v", r)
+	}
+	if got := s.ok("resume", "--json", id); got != `{"resumed":true,"sandboxID":"`+id+"\"}\n" {
+		t.Errorf("resume: %q", got)
+	}
+	if r := s.run("kill", id, "i0nosuch", other); r.code != 1 || r.stdout != id+"\n"+other+"\n" || !strings.Contains(r.stderr, "i0nosuch") {
+		t.Errorf("kill of three, one of them unknown: %+v", r)
+	}
+	var left []client.Sandbox
+	if err := json.Unmarshal([]byte(s.ok("ls", "--json")), &left); err != nil || left == nil || len(left) != 0 {
+		t.Errorf("left: %v, %v", left, err)
+	}
+}
+
+func TestUsageErrorsExitWith2(t *testing.T) {
+	s := newSetup(t)
+	for _, args := range [][]string{
+		{"nosuch"}, {"--nosuch"}, {"ls", "extra"}, {"ls", "--state", "dead"}, {"ls", "-m", "novalue"}, {"create", "a", "b"},
+		{"create", "--timeout", "soon"}, {"create", "--timeout", "-1s"}, {"create", "-e", "BERM_SURELY_NOT_SET"}, {"create", "--memory", "1X"},
+		{"kill"}, {"kill", "../x"}, {"exec"}, {"exec", "i0"}, {"exec", "i0", "--"}, {"exec", "i0", "--nosuch", "--", "true"}, {"exec", "I0", "true"},
+		{"cp", "a"}, {"cp", "a", "b"}, {"cp", "i0:a", "i0:b"}, {"connect"}, {"logs"}, {"metrics"}, {"inspect", "a/b"},
+		{"context", "nosuch"}, {"context", "add", "x"}, {"context", "add", "x", "http://h"}, {"doctor", "x"},
+	} {
+		if r := s.run(args...); r.code != 2 || r.stderr == "" || r.stdout != "" {
+			t.Errorf("berm %q: %+v", args, r)
+		}
+	}
+	if n := len(s.server.Requests()); n != 0 {
+		t.Errorf("%d requests of wrong command lines: %q", n, s.server.Requests())
+	}
+}
+
+func TestErrors(t *testing.T) {
+	s := newSetup(t)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"exec", "i0nosuch", "true"}, "not found"},
+		{[]string{"create", "nosuch\x1b[2J"}, `template 'nosuch\x1b[2J' not found`},
+		{[]string{"--context", "nosuch"}, "unknown flag"},
+		{[]string{"ls", "--context", "nosuch"}, "hint: `berm context ls`"},
+	} {
+		r := s.run(test.args...)
+		inert(t, r.stderr)
+		if r.code == 0 || !strings.Contains(r.stderr, test.want) {
+			t.Errorf("berm %q: %+v", test.args, r)
+		}
+	}
+	r := s.run("kill", "--json", "i0nosuch")
+	var object struct {
+		Error struct{ Kind, Message string }
+	}
+	if err := json.Unmarshal([]byte(r.stderr), &object); err != nil || object.Error.Kind != "not found" || r.code != 1 {
+		t.Errorf("error as JSON: %+v, %v", r, err)
+	}
+	s.env = append(s.env, "BERM_API_KEY=")
+	if r := s.run("ls"); r.code != 1 || !strings.Contains(r.stderr, "no API key") || !strings.Contains(r.stderr, "hint: Set BERM_API_KEY") {
+		t.Errorf("without a key: %+v", r)
+	}
+	s.env = append(s.env, "BERM_API_KEY=wrong")
+	if r := s.run("ls"); r.code != 1 || !strings.Contains(r.stderr, "Invalid API key") || !strings.Contains(r.stderr, "berm key create") {
+		t.Errorf("with a wrong key: %+v", r)
+	}
+}
+
+// Whatever lists sandboxes prints what their users and their inhabitants chose.
+func TestHostileStringsAreEscaped(t *testing.T) {
+	s := newSetup(t)
+	now := time.Now()
+	id := string(s.server.Add(client.Sandbox{
+		Alias: hostile, TemplateID: hostile, Metadata: map[string]string{hostile: hostile},
+	}).ID)
+	s.server.Set(func(s *clienttest.Server) {
+		s.Policy = berm.Policy{
+			Level: hostile, Mounts: []string{hostile}, Masked: []string{hostile, hostile}, Network: hostile, Landlock: hostile,
+			Degraded: []string{hostile}, Seccomp: berm.Seccomp{Profile: hostile, Default: hostile, Allowed: []string{hostile}, Rules: []string{hostile}},
+		}
+	})
+	s.server.Set(func(s *clienttest.Server) {
+		s.Logs = []client.LogEntry{{Timestamp: now, Level: hostile, Message: hostile, Fields: map[string]string{hostile: hostile}}}
+	})
+	for _, args := range [][]string{
+		{"ls"}, {"ls", "--json"}, {"logs", id}, {"logs", "--json", id}, {"inspect", id}, {"inspect", "--json", id},
+		{"__complete", "kill", ""}, {"__complete", "cp", ""}, {"create", hostile}, {"create", "--json", hostile}, {"kill", hostile}, {hostile},
+	} {
+		if strings.ContainsRune(strings.Join(args, ""), 0) {
+			for i := range args { // no argument of a process has one
+				args[i] = strings.ReplaceAll(args[i], "\x00", "")
+			}
+		}
+		r := s.run(args...)
+		inert(t, r.stdout)
+		inert(t, r.stderr)
+		if args[0] != "__complete" && !strings.Contains(r.stdout+r.stderr, "END") && args[0] != "ls" {
+			t.Errorf("berm %q does not show it at all: %+v", args, r)
+		}
+		// The same on a terminal, where there are colours.
+		inert(t, strings.ReplaceAll(s.onTerminal(args...), "\r\n", "\n"))
+	}
+}
+
+func TestLongValuesAreClipped(t *testing.T) {
+	s := newSetup(t)
+	s.server.Add(client.Sandbox{Metadata: map[string]string{"long": strings.Repeat("\x1b", 1<<20)}})
+	if got := s.ok("ls"); len(got) > 400 || !strings.Contains(got, "…") {
+		t.Errorf("a table of %d bytes", len(got))
+	}
+}
+
+// onTerminal runs a command on a terminal and returns what appears there.
+func (s *setup) onTerminal(args ...string) string {
+	s.t.Helper()
+	cmd := s.command(args...)
+	cmd.Env = append(cmd.Env, "TERM=xterm")
+	ptmx, err := pty.StartWithSize(cmd, &pty.Winsize{Cols: 90, Rows: 30})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer ptmx.Close()
+	text, err := io.ReadAll(ptmx)
+	if err != nil && !errors.Is(err, syscall.EIO) { // EIO: the other side is closed
+		s.t.Fatal(err)
+	}
+	cmd.Wait()
+	return string(text)
+}
+
+func TestColourOnATerminalOnly(t *testing.T) {
+	s := newSetup(t)
+	s.server.Add(client.Sandbox{})
+	if got := s.onTerminal("ls"); !strings.HasPrefix(got, "\x1b[1mSANDBOX") {
+		t.Errorf("on a terminal: %q", got)
+	}
+	if got := s.ok("ls"); strings.Contains(got, "\x1b") {
+		t.Errorf("in a pipe: %q", got)
+	}
+	s.env = append(s.env, "NO_COLOR=1")
+	if got := s.onTerminal("ls"); strings.Contains(got, "\x1b") {
+		t.Errorf("with NO_COLOR: %q", got)
+	}
+}
+
+func TestLogsFollow(t *testing.T) {
+	s := newSetup(t)
+	b := s.server.Add(client.Sandbox{})
+	at := time.Now().Truncate(time.Millisecond)
+	// More than a page, with more than a page in one millisecond, and the same line
+	// twice at two times.
+	var lines []client.LogEntry
+	for i := range 2500 {
+		stamp := at
+		if i >= 1500 {
+			stamp = at.Add(time.Duration(i-1500) * time.Millisecond)
+		}
+		lines = append(lines, client.LogEntry{Timestamp: stamp, Level: "info", Message: fmt.Sprint("line ", i)})
+	}
+	s.server.Set(func(s *clienttest.Server) { s.Logs = lines[:2490] })
+	cmd := s.command("logs", "--follow", "--json", string(b.ID))
+	var out bytes.Buffer
+	cmd.Stdout = &out
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(300 * time.Millisecond)
+	s.server.Set(func(s *clienttest.Server) { s.Logs = lines })
+	time.Sleep(1500 * time.Millisecond)
+	s.server.Edit(b.ID, func(b *client.Sandbox) { b.ID = "i0gone" })
+	s.server.Edit(b.ID, func(*client.Sandbox) { t.Error("still there") })
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case <-done: // logs of a sandbox that is gone are not found: any code will do
+	case <-time.After(10 * time.Second):
+		cmd.Process.Kill()
+		t.Fatal("it does not end with the sandbox")
+	}
+	seen := map[string]int{}
+	for line := range strings.Lines(out.String()) {
+		var e client.LogEntry
+		if err := json.Unmarshal([]byte(line), &e); err != nil {
+			t.Fatal(err)
+		}
+		seen[e.Message]++
+	}
+	// The server's cursor is a millisecond: of the 1,501 of one, a page is all there is.
+	for i := range 2500 {
+		if n := seen[fmt.Sprint("line ", i)]; n != 1 && (i < 1000 || i > 1500) {
+			t.Fatalf("line %d was printed %d times", i, n)
+		}
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	s := newSetup(t)
+	id := string(s.server.Add(client.Sandbox{}).ID)
+	if r := s.run("metrics", id); r.code != 0 || !strings.Contains(r.stderr, "no measurement yet") {
+		t.Errorf("before the first: %+v", r)
+	}
+	at := time.Now().Add(-5 * time.Second)
+	for i := range 3 {
+		s.server.Set(func(s *clienttest.Server) {
+			s.Metrics = append(s.Metrics, client.Metric{Timestamp: at.Add(time.Duration(i) * time.Second), CPUCount: 2, CPUUsedPct: float64(i), MemUsed: 100 << 20, MemTotal: 512 << 20})
+		})
+	}
+	last := s.ok("metrics", id)
+	if lines := strings.Split(strings.TrimSpace(last), "\n"); len(lines) != 2 || !strings.Contains(lines[1], "2.0") || !strings.Contains(lines[1], "100 MiB") || len(lines[0]) != len(lines[1]) {
+		t.Errorf("last one:\n%s", last)
+	}
+	if got := s.ok("metrics", "--since", "1m", "--json", id); strings.Count(got, "\n") != 3 {
+		t.Errorf("all: %q", got)
+	}
+}
+
+func TestContextCommands(t *testing.T) {
+	s := newSetup(t)
+	s.env = append(s.env, "BERM_URL=", "BERM_API_KEY=")
+	if r := s.runWith(clienttest.Key+"\n", "context", "add", "here", s.server.URL); r.code != 0 {
+		t.Fatalf("%+v", r)
+	}
+	if r := s.runWith("e2b_x", "context", "add", "far", "http://berm.example:1"); r.code != 0 || !strings.Contains(r.stderr, "unencrypted") {
+		t.Errorf("%+v", r)
+	}
+	s.ok("ls") // the first one is the current one
+	if got := s.ok("context", "ls"); strings.Contains(got, "e2b_") || !strings.Contains(got, "*        here") {
+		t.Errorf("%s", got)
+	}
+	if got := s.ok("context", "ls", "--json"); strings.Contains(got, "e2b_") {
+		t.Errorf("keys in %s", got)
+	}
+	s.ok("context", "use", "far")
+	s.ok("ls", "--context", "here")
+	s.ok("context", "rm", "far", "here")
+	if r := s.run("ls"); r.code != 1 || !strings.Contains(r.stderr, "no API key for http://127.0.0.1:7676") {
+		t.Errorf("%+v", r)
+	}
+}
+
+func TestCompletion(t *testing.T) {
+	s := newSetup(t)
+	id := string(s.server.Add(client.Sandbox{}).ID)
+	s.ok("pause", id)
+	running := string(s.server.Add(client.Sandbox{}).ID)
+	for _, test := range []struct {
+		args      string
+		with, out string
+	}{
+		{"kill", id, "-"}, {"exec", running, "-"}, {"resume", id, running}, {"pause", running, id},
+		{"kill " + id, running, id}, {"exec " + id, "", running}, {"cp", id + ":", "-"}, {"create", "base", "-"},
+	} {
+		got := s.ok(append(append([]string{"__complete"}, strings.Fields(test.args)...), "")...)
+		if !strings.Contains(got, test.with) || strings.Contains(got, test.out) {
+			t.Errorf("%s <tab>: %q, want %q, not %q", test.args, got, test.with, test.out)
+		}
+	}
+	s.env = append(s.env, "BERM_URL=http://127.0.0.1:1")
+	if r := s.run("__complete", "kill", ""); r.code != 0 || strings.Contains(r.stdout, "berm:") {
+		t.Errorf("without a server: %+v", r)
+	}
+}
+
+func TestInspectShowsThePolicyButNoSecrets(t *testing.T) {
+	s := newSetup(t)
+	id := string(s.server.Add(client.Sandbox{TrafficToken: "traffic-secret"}).ID)
+	s.server.Set(func(s *clienttest.Server) {
+		s.Policy = berm.Policy{Level: berm.Namespace, Capabilities: []string{"CAP_CHOWN"}, Limits: berm.Limits{Memory: 512 << 20, CPU: 1.5}, Network: "none but loopback"}
+	})
+	text := s.ok("inspect", id)
+	for _, want := range []string{"level           namespace", "CAP_CHOWN", "memory          512 MiB", "cpu             1.5 cores", "processes       no limit"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in:\n%s", want, text)
+		}
+	}
+	var object struct {
+		Sandbox client.Sandbox
+		Policy  berm.Policy
+	}
+	raw := s.ok("inspect", "--json", id)
+	if err := json.Unmarshal([]byte(raw), &object); err != nil || object.Policy.Limits.CPU != 1.5 || string(object.Sandbox.ID) != id {
+		t.Errorf("%s: %v", raw, err)
+	}
+	if strings.Contains(raw+text, clienttest.Token) || strings.Contains(raw+text, "traffic-secret") {
+		t.Error("it shows a token")
+	}
+}
+
+func TestInspectOfADeadSandbox(t *testing.T) {
+	s := newSetup(t)
+	s.server.Set(func(s *clienttest.Server) {
+		s.Exits = map[berm.SandboxID]berm.Exit{"i0dead": {Reason: berm.ReasonOOM, Signal: "SIGKILL", Detail: "the kernel ended it", At: time.Now()}}
+	})
+	if got := s.ok("inspect", "i0dead"); !strings.Contains(got, "oom, SIGKILL") || !strings.Contains(got, "the kernel ended it") || strings.Contains(got, "Policy") {
+		t.Errorf("%s", got)
+	}
+}
+
+func TestCreateLimitsAreNotDropped(t *testing.T) {
+	s := newSetup(t)
+	s.ok("create", "--memory", "1GiB", "--cpus", "1.5")
+	s.server.Set(func(s *clienttest.Server) { s.IsE2B = true }) // it ignores what it does not know
+	if r := s.run("create", "--memory", "1GiB"); r.code != 1 || !strings.Contains(r.stderr, "no Berm server") {
+		t.Errorf("%+v", r)
+	}
+	if got := s.ok("ls", "-q"); strings.Count(got, "\n") != 1 {
+		t.Errorf("the sandbox without limits is left: %q", got)
+	}
+}
+
+func TestDoctor(t *testing.T) {
+	found := berm.Feature{Name: "kernel", Found: true, Required: true, Detail: "6.1\x1b[2J"}
+	needed := berm.Feature{Name: "user namespaces", Required: true, MinVersion: "3.8", Fix: "sysctl it"}
+	wished := berm.Feature{Name: "cgroup.kill", MinVersion: "5.14", Fix: "newer kernel"}
+	for name, test := range map[string]struct {
+		probe berm.Probe
+		args  []string
+		code  int
+		with  []string
+		out   string
+	}{
+		"usable":     {berm.Probe{Level: berm.Namespace, Usable: true, Features: []berm.Feature{found, wished}}, nil, 0, []string{"Level namespace  usable", `6.1\x1b[2J`, "needs Linux 5.14"}, "newer kernel"},
+		"all hints":  {berm.Probe{Level: berm.Namespace, Usable: true, Features: []berm.Feature{found, wished}}, []string{"--fix-hints"}, 0, []string{"fix: newer kernel"}, "required"},
+		"not usable": {berm.Probe{Level: berm.Namespace, Features: []berm.Feature{found, needed}}, nil, 1, []string{"not usable", "needs Linux 3.8; required", "fix: sysctl it"}, "Usage"},
+		"other one":  {berm.Probe{Level: berm.GVisor, Usable: true}, nil, 1, []string{"Level gvisor  usable"}, "namespace"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			run := func(args ...string) (code int) {
+				cmd := newDoctorCommand(func(context.Context) ([]berm.Probe, error) { return []berm.Probe{test.probe}, nil })
+				cmd.SilenceErrors, cmd.SilenceUsage = true, true
+				cmd.SetOut(&out)
+				cmd.SetArgs(args)
+				if cmd.Execute() != nil {
+					return 1
+				}
+				return 0
+			}
+			if code := run(append([]string{}, test.args...)...); code != test.code {
+				t.Errorf("code %d", code)
+			}
+			inert(t, out.String())
+			for _, want := range test.with {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("no %q in:\n%s", want, out.String())
+				}
+			}
+			if strings.Contains(out.String(), test.out) {
+				t.Errorf("%q in:\n%s", test.out, out.String())
+			}
+			out.Reset()
+			var probes []berm.Probe
+			if code := run("--json"); code != test.code {
+				t.Errorf("--json: code %d", code)
+			}
+			if err := json.Unmarshal(out.Bytes(), &probes); err != nil || len(probes) != 1 {
+				t.Errorf("--json: %v, %s", err, out.String())
+			}
+		})
+	}
+}
+
+func TestSizeAndDuration(t *testing.T) {
+	for in, want := range map[string]int64{"1": 1, "512MiB": 512 << 20, "2G": 2 << 30, "1.5GiB": 3 << 29, "10K": 10 << 10, "7B": 7} {
+		var n sizeFlag
+		if err := n.Set(in); err != nil || int64(n) != want {
+			t.Errorf("%s is %d, %v", in, n, err)
+		}
+	}
+	for _, in := range []string{"", "0", "-1", "x", "1X", "1e99", "NaN", "Inf", "1GG", "GiB"} {
+		var n sizeFlag
+		if n.Set(in) == nil {
+			t.Errorf("%q is taken as %d", in, n)
+		}
+	}
+	for in, want := range map[string]time.Duration{"90": 90 * time.Second, "5m": 5 * time.Minute, "1h30m": 90 * time.Minute} {
+		var d durationFlag
+		if err := d.Set(in); err != nil || time.Duration(d) != want {
+			t.Errorf("%s is %v, %v", in, d, err)
+		}
+	}
+	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 10 << 10: "10 KiB", 1023 << 10: "1.0 MiB", 1 << 40: "1.0 TiB"} {
+		if got := size(n); got != want {
+			t.Errorf("size(%d) = %q, want %q", n, got, want)
+		}
+	}
+}
+
+func TestCopyPaths(t *testing.T) {
+	for in, want := range map[string][2]string{
+		"i0abc:/x": {"i0abc", "/x"}, "i0abc:": {"i0abc", "."}, "i0abc-legacy:a:b": {"i0abc-legacy", "a:b"},
+		"./i0abc:/x": {"", "./i0abc:/x"}, "/a:b": {"", "/a:b"}, "file": {"", "file"}, "C:x": {"", "C:x"},
+	} {
+		if id, name := splitPath(in); id != want[0] || name != want[1] {
+			t.Errorf("%s: %q, %q", in, id, name)
+		}
+	}
+}
+
+func TestEveryCommandHasExamples(t *testing.T) {
+	var walk func(*cobra.Command)
+	walk = func(cmd *cobra.Command) {
+		if cmd.HasParent() && cmd.Runnable() && (cmd.Example == "" || cmd.Short == "") {
+			t.Errorf("%s: example %q, short %q", cmd.CommandPath(), cmd.Example, cmd.Short)
+		}
+		for _, c := range cmd.Commands() {
+			walk(c)
+		}
+	}
+	walk(newRootCommand())
+}
+
+// Start-up is what each command line pays. The bound is loose: it finds a package
+// that reads files or compiles large tables at start, on a busy machine too.
+func TestStartsFast(t *testing.T) {
+	s := newSetup(t)
+	best := time.Hour
+	for range 10 {
+		began := time.Now()
+		s.ok("--help")
+		best = min(best, time.Since(began))
+	}
+	if best > 100*time.Millisecond {
+		t.Errorf("berm --help takes %v", best)
+	}
+}
+
+func mustWrite(t *testing.T, name, content string, mode os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(content), mode); err != nil {
+		t.Fatal(err)
+	}
+}
