@@ -279,6 +279,7 @@ func TestReadOnly(t *testing.T) {
 	if err := os.Chmod(f.root+"/cg", 0o555); err != nil {
 		t.Fatal(err)
 	}
+	defer os.Chmod(f.root+"/cg", 0o755)
 	m := f.manager("")
 	if why := m.Missing()["memory"]; !strings.Contains(why, "not delegated") {
 		t.Errorf("missing because %q", why)

@@ -23,6 +23,8 @@ type hierarchy struct {
 	base        string   // the directory below which parent lies: own, or mount
 	parent      string   // the directory of the parent of all sandboxes' groups
 	controllers []string // those of v1 by their v2 names, but "cpuacct", "freezer"
+
+	handed []string // v2: controllers that the own group gives to its children since delegate
 }
 
 // path is the directory of a sandbox's group.
@@ -207,10 +209,29 @@ func (h *hierarchy) delegate(mkdir func(string) error) map[string]string {
 			}
 			if err != nil {
 				missing[controller] = "cannot be handed down in " + dir + ": " + reason(err)
+			} else if dir == h.own {
+				h.handed = append(h.handed, controller)
 			}
 		}
 	}
 	return missing
+}
+
+// takeBack undoes delegate in the own group, so that it can have processes again, this
+// one first. It does nothing while another process of ours is out of the way.
+func (h *hierarchy) takeBack() {
+	leaf := filepath.Join(h.base, hostLeaf)
+	others, err := read(leaf, "cgroup.procs")
+	if err != nil || others != strconv.Itoa(os.Getpid()) {
+		return
+	}
+	for _, controller := range h.handed {
+		_ = write(h.base, "cgroup.subtree_control", "-"+controller)
+	}
+	h.handed = nil
+	if write(h.base, "cgroup.procs", strconv.Itoa(os.Getpid())) == nil {
+		_ = unix.Rmdir(leaf)
+	}
 }
 
 func reason(err error) string {

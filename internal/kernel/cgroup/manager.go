@@ -292,7 +292,8 @@ func (m *Manager) List() ([]string, error) {
 	return slices.Compact(ids), nil
 }
 
-// Close removes the parent group where it is empty.
+// Close removes the parent group where it is empty, and brings the own group back to
+// what it was. The Manager can be used again.
 func (m *Manager) Close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -301,6 +302,9 @@ func (m *Manager) Close() error {
 		err := unix.Rmdir(h.parent)
 		if err != nil && err != unix.ENOENT && err != unix.EBUSY && err != unix.ENOTEMPTY {
 			return berm.Errorf(berm.Internal, "remove cgroup %s: %w", h.parent, err)
+		}
+		if h.v2 && (err == nil || err == unix.ENOENT) {
+			h.takeBack()
 		}
 	}
 	return nil

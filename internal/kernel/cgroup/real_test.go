@@ -36,6 +36,7 @@ func newReal(t testing.TB) *Manager {
 	if len(m.hierarchies) == 0 {
 		t.Skipf("no control groups: %v", m.Missing())
 	}
+	before, _ := os.ReadFile("/proc/self/cgroup")
 	t.Cleanup(func() {
 		if ids, err := m.List(); err != nil || len(ids) > 0 {
 			t.Errorf("groups left: %v, %v", ids, err)
@@ -47,6 +48,9 @@ func newReal(t testing.TB) *Manager {
 			if _, err := os.Stat(h.parent); err == nil {
 				t.Errorf("%s is left", h.parent)
 			}
+		}
+		if after, _ := os.ReadFile("/proc/self/cgroup"); string(after) != string(before) {
+			t.Errorf("the test is in\n%swas in\n%s", after, before)
 		}
 	})
 	return m
@@ -148,6 +152,39 @@ func TestCPULimit(t *testing.T) {
 	}
 	if u.CPUs != 0.2 {
 		t.Errorf("CPUs = %v", u.CPUs)
+	}
+}
+
+func TestDiskLimit(t *testing.T) {
+	m := newReal(t)
+	need(t, m, "io")
+	file := filepath.Join(t.TempDir(), "file")
+	disk, err := DiskOf(filepath.Dir(file))
+	if err != nil {
+		t.Skipf("no disk to throttle: %v", err)
+	}
+	g, err := m.Create("disk", berm.Limits{ReadBytes: 2 << 20}, disk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := g.Remove(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.WriteFile(file, make([]byte, 2<<20), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	cmd, out := start(t, g, "dd if="+file+" of=/dev/null bs=128k iflag=direct")
+	if err := cmd.Wait(); err != nil {
+		if strings.Contains(out.String(), "Invalid argument") {
+			t.Skipf("the file system has no direct reads: %s", out)
+		}
+		t.Fatal(err, out)
+	}
+	if took := time.Since(begin); took < 700*time.Millisecond {
+		t.Errorf("2 MiB took %v with 2 MiB a second", took)
 	}
 }
 

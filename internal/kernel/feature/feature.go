@@ -47,6 +47,16 @@ func (t *Test) Check(ctx context.Context) error {
 	return err
 }
 
+// Excused says whether an error of Check has a stated reason: the kernel is older than
+// the feature, the host cannot, or this user may not. Without one it is a fault.
+func (t *Test) Excused(err error) bool {
+	if t.MinVersion != "" && !KernelSince(t.MinVersion) {
+		return true
+	}
+	kind := berm.KindOf(err)
+	return kind == berm.Unsupported || kind == berm.Denied
+}
+
 // Probe is Check for people.
 func (t *Test) Probe(ctx context.Context) berm.Feature {
 	err := t.Check(ctx)

@@ -4,7 +4,6 @@ package featuretest
 import (
 	"testing"
 
-	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
 )
 
@@ -15,15 +14,10 @@ func Need(t testing.TB, tests ...*feature.Test) {
 	t.Helper()
 	for _, test := range tests {
 		err := test.Check(t.Context())
-		if err == nil {
-			continue
-		}
-		if test.MinVersion != "" && !feature.KernelSince(test.MinVersion) {
-			t.Skipf("needs %s, Linux %s: %v", test.Name, test.MinVersion, err)
-		}
-		switch berm.KindOf(err) {
-		case berm.Unsupported, berm.Denied:
-			t.Skipf("needs %s: %v", test.Name, err)
+		switch {
+		case err == nil:
+		case test.Excused(err):
+			t.Skipf("needs %s (Linux %s): %v", test.Name, test.MinVersion, err)
 		default:
 			t.Fatalf("%s: %v", test.Name, err)
 		}
