@@ -250,6 +250,7 @@ func TestProblems(t *testing.T) {
 	s := w.create()
 	browser := []string{"User-Agent", "Mozilla/5.0 (X11)", "Accept", "text/html,application/xhtml+xml"}
 	closedPort := "8001-" + string(s.ID) + ".berm.test"
+	var wg sync.WaitGroup // a closed port is tried for most of a second
 	for _, c := range []struct {
 		host   string
 		header []string
@@ -266,23 +267,26 @@ func TestProblems(t *testing.T) {
 		{closedPort, []string{"User-Agent", "Mozilla/5.0", "Accept", "application/json, text/html"}, false, nil},
 		{closedPort, []string{"User-Agent", "curl/8", "Accept", "*/*"}, false, nil},
 	} {
-		status, body, header := w.get(c.host, "/", c.header...)
-		wantType := "application/json; charset=utf-8"
-		if c.html {
-			wantType = "text/html; charset=utf-8"
-			if !strings.HasPrefix(body, "<html") || !strings.HasSuffix(body, "</html>") {
-				t.Errorf("page %q", body)
+		wg.Go(func() {
+			status, body, header := w.get(c.host, "/", c.header...)
+			wantType := "application/json; charset=utf-8"
+			if c.html {
+				wantType = "text/html; charset=utf-8"
+				if !strings.HasPrefix(body, "<html") || !strings.HasSuffix(body, "</html>") {
+					t.Errorf("page %q", body)
+				}
 			}
-		}
-		if status != 502 || header.Get("Content-Type") != wantType {
-			t.Errorf("%s %q: %d %s", c.host, c.header, status, header.Get("Content-Type"))
-		}
-		for _, text := range c.want {
-			if !strings.Contains(body, text) {
-				t.Errorf("%s %q: no %q in %s", c.host, c.header, text, body)
+			if status != 502 || header.Get("Content-Type") != wantType {
+				t.Errorf("%s %q: %d %s", c.host, c.header, status, header.Get("Content-Type"))
 			}
-		}
+			for _, text := range c.want {
+				if !strings.Contains(body, text) {
+					t.Errorf("%s %q: no %q in %s", c.host, c.header, text, body)
+				}
+			}
+		})
 	}
+	wg.Wait()
 	if status, body, _ := w.get("8000-"+string(s.ID)+".berm.test", "/broken"); status != 502 || !strings.Contains(body, "no valid answer") {
 		t.Errorf("broken service: %d %s", status, body)
 	}
