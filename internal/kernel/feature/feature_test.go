@@ -176,7 +176,11 @@ func withTables(args []string) (string, error) {
 		return "", err
 	}
 	for _, name := range []string{"passwd", "subuid", "subgid"} {
-		if err := mount.Bind(unix.AT_FDCWD, filepath.Join(args[0], name), unix.AT_FDCWD, "/etc/"+name, 0); err != nil {
+		fd, err := mount.Clone(unix.AT_FDCWD, filepath.Join(args[0], name), false)
+		if err != nil {
+			return "", err
+		}
+		if err := mount.Attach(fd, unix.AT_FDCWD, "/etc/"+name); err != nil {
 			return "", err
 		}
 	}

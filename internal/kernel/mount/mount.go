@@ -17,7 +17,7 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// Attributes for New, SetAttr and Bind.
+// Attributes for New and SetAttr.
 const (
 	ReadOnly = unix.MOUNT_ATTR_RDONLY
 	NoSuid   = unix.MOUNT_ATTR_NOSUID
@@ -153,41 +153,6 @@ func Attach(fd, dirfd int, path string) error {
 	}
 	if err := unix.MoveMount(fd, "", dirfd, path, flags); err != nil {
 		return failed(err, "attach mount to %s", path)
-	}
-	return nil
-}
-
-// Bind shows a file or directory at a second place, with more attributes.
-func Bind(fromDir int, from string, toDir int, to string, attr uint64) error {
-	fd, err := Clone(fromDir, from, false)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
-	if attr != 0 {
-		if err := SetAttr(fd, attr, 0, false); err != nil {
-			return err
-		}
-	}
-	return Attach(fd, toDir, to)
-}
-
-// Pivot makes the mount at dir the root of the calling process's mount namespace and
-// takes the old root away. The working directory is the new root afterwards.
-func Pivot(dir string) error {
-	// With both arguments "." the old root comes to lie on top of the new one, so no
-	// directory for it is needed.
-	if err := unix.Chdir(dir); err != nil {
-		return failed(err, "enter %s", dir)
-	}
-	if err := unix.PivotRoot(".", "."); err != nil {
-		return failed(err, "make %s the root", dir)
-	}
-	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
-		return failed(err, "detach the old root")
-	}
-	if err := unix.Chdir("/"); err != nil {
-		return failed(err, "enter the new root")
 	}
 	return nil
 }

@@ -220,27 +220,36 @@ var null = func() *os.File { f, _ := os.Open(os.DevNull); return f }()
 func devNull() uintptr { return null.Fd() }
 
 func TestCalls(t *testing.T) {
-	for _, name := range Profiles() {
-		t.Run(name, func(t *testing.T) {
-			cmd := again("calls " + name)
-			cmd.Stderr = os.Stderr
-			out, err := cmd.Output()
-			if err != nil {
-				t.Fatal(err)
-			}
-			var results map[string]int
-			if err := json.Unmarshal(out, &results); err != nil {
-				t.Fatal(err)
-			}
-			p, _ := Lookup(name)
-			for _, c := range cases(p) {
-				got, ran := results[c.name]
-				if !ran || syscall.Errno(got) != c.want {
-					t.Errorf("%s: %v, want %v", c.name, syscall.Errno(got), c.want)
+	for _, profile := range Profiles() {
+		for place, flags := range map[string]uintptr{
+			"host":           0,
+			"user namespace": unix.CLONE_NEWUSER, // with CAP_SYS_ADMIN there, and without no_new_privs
+		} {
+			t.Run(profile+"/"+place, func(t *testing.T) {
+				cmd := again("calls " + profile)
+				cmd.Stderr = os.Stderr
+				if cmd.SysProcAttr.Cloneflags = flags; flags != 0 {
+					cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
+					cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
 				}
-			}
-			t.Logf("%d calls; loading took %d µs", len(results)-1, results[""])
-		})
+				out, err := cmd.Output()
+				if err != nil {
+					t.Fatal(err)
+				}
+				var results map[string]int
+				if err := json.Unmarshal(out, &results); err != nil {
+					t.Fatal(err)
+				}
+				p, _ := Lookup(profile)
+				for _, c := range cases(p) {
+					got, ran := results[c.name]
+					if !ran || syscall.Errno(got) != c.want {
+						t.Errorf("%s: %v, want %v", c.name, syscall.Errno(got), c.want)
+					}
+				}
+				t.Logf("%d calls; loading took %d µs", len(results)-1, results[""])
+			})
+		}
 	}
 }
 
@@ -252,18 +261,18 @@ func TestPrograms(t *testing.T) {
 		t.Fatal(err)
 	}
 	programs := map[string][]string{
-		"shell":      {"sh", "-c", "echo a | tr a b | grep -q b && mkfifo " + dir + "/p && cat /proc/self/status >/dev/null"},
-		"python":     {"python3", "-c", "import subprocess,threading,socket,ssl,asyncio,tempfile\nt=threading.Thread(target=lambda:None);t.start();t.join()\nsubprocess.run(['true'],check=True)\ns=socket.create_server(('127.0.0.1',0));socket.create_connection(s.getsockname())\nasyncio.run(asyncio.create_subprocess_exec('true'))"},
-		"processes":  {"python3", "-c", "import multiprocessing as m\nwith m.Pool(2) as p: assert p.map(abs,[-1,-2])==[1,2]"},
-		"git":        {"sh", "-c", "cd " + dir + " && git init -q r && cd r && echo 1 >f && git add f && git -c user.name=a -c user.email=a@b commit -qm m && git status"},
-		"node":       {"node", "-e", "const h=require('http'),c=require('child_process');c.execSync('true');new (require('worker_threads').Worker)('1',{eval:true}).on('exit',()=>{const s=h.createServer((q,r)=>r.end('x')).listen(0,'127.0.0.1',()=>h.get({port:s.address().port,host:'127.0.0.1'},()=>process.exit(0)))})"},
-		"go":         {"go", "version"},
-		"dpkg":       {"dpkg", "-l", "dpkg"},
-		"apt":        {"apt-cache", "policy", "bash"},
-		"tar":        {"sh", "-c", "tar -cf - -C / etc/passwd | tar -tf -"},
-		"interfaces": {"python3", "-c", "import socket;print(socket.if_nameindex())"},
+		"shell":  {"sh", "-c", "echo a | tr a b | grep -q b && mkfifo " + dir + "/p && cat /proc/self/status >/dev/null"},
+		"python": {"python3", "-c", "import subprocess,threading,socket,ssl,asyncio,tempfile\nt=threading.Thread(target=lambda:None);t.start();t.join()\nsubprocess.run(['true'],check=True)\ns=socket.create_server(('127.0.0.1',0));socket.create_connection(s.getsockname())\nasyncio.run(asyncio.create_subprocess_exec('true'))"},
+		"git":    {"sh", "-c", "cd " + dir + " && git init -q r && cd r && echo 1 >f && git add f && git -c user.name=a -c user.email=a@b commit -qm m && git status"},
+		"dpkg":   {"dpkg", "-l", "dpkg"},
+		"tar":    {"sh", "-c", "tar -cf - -C / etc/passwd | tar -tf -"},
 	}
 	if os.Getenv("BERM_TEST_ALL") != "" {
+		programs["processes"] = []string{"python3", "-c", "import multiprocessing as m\nwith m.Pool(2) as p: assert p.map(abs,[-1,-2])==[1,2]"}
+		programs["node"] = []string{"node", "-e", "const h=require('http'),c=require('child_process');c.execSync('true');new (require('worker_threads').Worker)('1',{eval:true}).on('exit',()=>{const s=h.createServer((q,r)=>r.end('x')).listen(0,'127.0.0.1',()=>h.get({port:s.address().port,host:'127.0.0.1'},()=>process.exit(0)))})"}
+		programs["go"] = []string{"go", "version"}
+		programs["apt"] = []string{"apt-cache", "policy", "bash"}
+		programs["interfaces"] = []string{"python3", "-c", "import socket;print(socket.if_nameindex())"}
 		programs["go build"] = []string{"go", "build", "-o", filepath.Join(dir, "hello"), hello}
 		programs["cc"] = []string{"sh", "-c", "echo 'int main(){return 0;}' | cc -x c -o " + dir + "/c - && " + dir + "/c"}
 		programs["rust"] = []string{"rustc", "--version"}
