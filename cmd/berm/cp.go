@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -10,7 +11,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -73,17 +73,19 @@ func completePaths(cmd *cobra.Command, args []string, typed string) ([]cobra.Com
 	return sandboxCompletions(cmd, nil, nil, ":"), cobra.ShellCompDirectiveNoSpace
 }
 
-var remotePath = regexp.MustCompile(`(?s)^([a-z0-9]{1,64}(?:-[a-z0-9]+)?):(.*)$`)
-
 // splitPath takes SANDBOX:PATH apart; the id is "" for a local path.
 func splitPath(arg string) (id, name string) {
-	if m := remotePath.FindStringSubmatch(arg); m != nil {
-		if m[2] == "" {
-			m[2] = "."
-		}
-		return m[1], m[2]
+	id, name, ok := strings.Cut(arg, ":")
+	if !ok {
+		return "", arg
 	}
-	return "", arg
+	if _, err := berm.ParseSandboxID(id); err != nil {
+		return "", arg
+	}
+	if name == "" {
+		name = "."
+	}
+	return id, name
 }
 
 // copier copies between here and one sandbox.
@@ -156,7 +158,15 @@ func (c *copier) uploadTree(ctx context.Context, from, to string) error {
 	}
 	r, w := io.Pipe()
 	defer r.Close()
-	go func() { w.CloseWithError(client.WriteTree(w, from, c.skipped)) }()
+	go func() {
+		// A tar writer writes in small pieces, and each piece would be a call.
+		pieces := bufio.NewWriterSize(w, client.InputChunk)
+		err := client.WriteTree(pieces, from, c.skipped)
+		if err == nil {
+			err = pieces.Flush()
+		}
+		w.CloseWithError(err)
+	}()
 	return c.tar(ctx, []string{"-x", "-f", "-", "-C", made.Path}, io.TeeReader(r, c), nil)
 }
 

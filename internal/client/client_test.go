@@ -227,8 +227,10 @@ func TestContextsFile(t *testing.T) {
 	if err := c.Remove("home"); berm.KindOf(err) != berm.NotFound {
 		t.Errorf("second removal: %v", err)
 	}
-	if err := c.Add(client.Context{Name: "../x", URL: "http://h"}); berm.KindOf(err) != berm.Invalid {
-		t.Errorf("bad name: %v", err)
+	for _, name := range []string{"", "../x", "-x", ".x", "a b", "a\n", "ä", strings.Repeat("x", 64)} {
+		if err := c.Add(client.Context{Name: name, URL: "http://h"}); berm.KindOf(err) != berm.Invalid {
+			t.Errorf("name %q: %v", name, err)
+		}
 	}
 }
 

@@ -7,7 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
+	"strings"
 
 	"go.yaml.in/yaml/v3"
 
@@ -89,10 +89,11 @@ func LoadContexts(path string) (*Contexts, error) {
 	return c, nil
 }
 
-var contextName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$`)
-
 func checkName(name string) error {
-	if !contextName.MatchString(name) {
+	bad := func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') && (r < '0' || r > '9') && !strings.ContainsRune("-_.", r)
+	}
+	if name == "" || len(name) > 63 || strings.ContainsRune("-_.", rune(name[0])) || strings.ContainsFunc(name, bad) {
 		return berm.Errorf(berm.Invalid, "%q is no name of a context: letters, digits, dot, dash and underscore", name)
 	}
 	return nil

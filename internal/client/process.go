@@ -19,8 +19,8 @@ import (
 // patience is how long a process that runs waits for a lost connection.
 const patience = time.Minute
 
-// inputChunk is the most input that one call carries, in bytes.
-const inputChunk = 64 << 10
+// InputChunk is the most input that one call carries, in bytes.
+const InputChunk = 256 << 10
 
 // Size is a terminal's size in characters.
 type Size struct{ Cols, Rows int }
@@ -291,7 +291,7 @@ func (p *Process) Send(ctx context.Context, data []byte, pty bool) error {
 // Pipe gives a command all that r has, then end-of-file. A command that ended or
 // that closed its stdin is no error.
 func (p *Process) Pipe(ctx context.Context, r io.Reader) error {
-	buf := make([]byte, inputChunk)
+	buf := make([]byte, InputChunk)
 	for {
 		n, readErr := r.Read(buf)
 		if n > 0 {
