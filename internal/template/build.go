@@ -164,7 +164,7 @@ func (s *Store) buildDir(ctx context.Context) (string, error) {
 		return "", err
 	}
 	o := ownership{Path: path, ID: int(builderIDs.Base)}
-	if s.ids.shift.Count == 0 {
+	if !s.ids.shifted() {
 		return name, o.run()
 	}
 	o.ID = 1 // see storageMap

@@ -69,7 +69,8 @@ type addition struct {
 	Below  []string // chain-ids of the layers below, lowest first
 	DiffID string   // what the stream must hash to; "" takes any
 	Own    bool     // see ids
-	Shift  berm.IDRange
+	UIDs   berm.IDRange
+	GIDs   berm.IDRange
 	Budget Budget
 }
 
@@ -83,10 +84,10 @@ type added struct {
 // addLayer unpacks a layer into the store. The caller holds the shared lock. The
 // layer appears in one step, whole.
 func (s *Store) addLayer(ctx context.Context, below []string, diffID string, r io.Reader, b *Budget) (layerInfo, string, error) {
-	a := addition{Dir: s.dir, Below: below, DiffID: diffID, Own: s.ids.own, Shift: s.ids.shift, Budget: *b}
+	a := addition{Dir: s.dir, Below: below, DiffID: diffID, Own: s.ids.own, UIDs: s.ids.uids, GIDs: s.ids.gids, Budget: *b}
 	var done added
 	var err error
-	if s.ids.shift.Count > 0 {
+	if s.ids.shifted() {
 		// To give files to subordinate ids takes a user namespace that has them.
 		err = inNamespace(ctx, s.ids.storageMap(), "layer", a, &done, s.dir, r, nil, os.Stderr)
 	} else {
@@ -106,7 +107,7 @@ func runAddLayer(ctx context.Context, args []byte) (any, error) {
 }
 
 func (a addition) run(ctx context.Context, r io.Reader) (done added, err error) {
-	s := &Store{dir: a.Dir, ids: ids{own: a.Own, shift: a.Shift}}
+	s := &Store{dir: a.Dir, ids: ids{own: a.Own, uids: a.UIDs, gids: a.GIDs}}
 	tmp := filepath.Join(s.dir, "tmp", "layer-"+rand.Text())
 	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return done, err
@@ -182,7 +183,7 @@ func (s *Store) removeAll(ctx context.Context, names []string) error {
 	if len(names) == 0 {
 		return nil
 	}
-	if s.ids.shift.Count > 0 {
+	if s.ids.shifted() {
 		return inNamespace(ctx, s.ids.storageMap(), "remove", removal{s.dir, names}, nil, s.dir, nil, nil, os.Stderr)
 	}
 	return removal{s.dir, names}.run()

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"os/user"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -25,10 +26,14 @@ type ids struct {
 	// own maps image id 0 to the caller and has no other id: an ordinary user
 	// without subordinate ids.
 	own bool
-	// shift is the host range that image ids 0 … Count-1 are stored as. Zero for
-	// root, which stores image ids as they are.
-	shift berm.IDRange
+	// uids and gids are the host ranges that image ids 0 … Count-1 are stored as:
+	// an ordinary user's subordinate ids. Zero for root, which stores image ids as
+	// they are.
+	uids, gids berm.IDRange
 }
+
+// shifted says whether the store's files belong to subordinate ids.
+func (i ids) shifted() bool { return i.uids.Count > 0 }
 
 // builderIDs is the range that packages' maintainer scripts run as when root
 // builds a template: the last below those that sandboxes lease. Every file of
@@ -36,26 +41,26 @@ type ids struct {
 var builderIDs = berm.IDRange{Base: 0x70000000 - berm.IDsPerSandbox, Count: berm.IDsPerSandbox}
 
 // hostIDs finds out what this process may map.
-func hostIDs() (ids, error) {
+func hostIDs() ids {
 	if os.Geteuid() == 0 {
-		return ids{}, nil
+		return ids{}
 	}
-	me, err := user.Current()
-	if err != nil {
-		return ids{}, fmt.Errorf("look up the current user: %w", err)
+	names := []string{strconv.Itoa(os.Geteuid())}
+	if me, err := user.LookupId(names[0]); err == nil {
+		names = append(names, me.Username)
 	}
-	uids := subordinate("/etc/subuid", me)
-	gids := subordinate("/etc/subgid", me)
-	_, err = exec.LookPath("newuidmap")
-	if err != nil || uids.Count < berm.IDsPerSandbox || gids != uids {
-		return ids{own: true}, nil
+	uids, gids := subordinate("/etc/subuid", names), subordinate("/etc/subgid", names)
+	_, err := exec.LookPath("newuidmap")
+	if err != nil || uids.Count < berm.IDsPerSandbox || gids.Count < berm.IDsPerSandbox {
+		return ids{own: true}
 	}
-	return ids{shift: berm.IDRange{Base: uids.Base, Count: berm.IDsPerSandbox}}, nil
+	uids.Count, gids.Count = berm.IDsPerSandbox, berm.IDsPerSandbox
+	return ids{uids: uids, gids: gids}
 }
 
-// subordinate returns the first range that a file such as /etc/subuid gives a
-// user.
-func subordinate(file string, who *user.User) berm.IDRange {
+// subordinate returns the first range that a file such as /etc/subuid gives one of
+// names.
+func subordinate(file string, names []string) berm.IDRange {
 	f, err := os.Open(file)
 	if err != nil {
 		return berm.IDRange{}
@@ -66,30 +71,37 @@ func subordinate(file string, who *user.User) berm.IDRange {
 		base, count, _ := strings.Cut(rest, ":")
 		b, errBase := strconv.ParseUint(base, 10, 32)
 		c, errCount := strconv.ParseUint(count, 10, 32)
-		if (name == who.Username || name == who.Uid) && errBase == nil && errCount == nil {
+		if slices.Contains(names, name) && errBase == nil && errCount == nil {
 			return berm.IDRange{Base: uint32(b), Count: uint32(c)}
 		}
 	}
 	return berm.IDRange{}
 }
 
-// idMap is one line of /proc/PID/uid_map.
-type idMap struct{ Inside, Outside, Count uint32 }
+// idMap holds the lines of a process's uid_map and gid_map.
+type idMap struct{ uids, gids []mapping }
+
+type mapping struct{ inside, outside, count uint32 }
 
 // storageMap maps the caller to 0 and the stored range from 1 on: a process in
 // it owns the store's directories and may give files to every image id.
-func (i ids) storageMap() []idMap {
-	return []idMap{{0, uint32(os.Geteuid()), 1}, {1, i.shift.Base, i.shift.Count}}
+func (i ids) storageMap() idMap {
+	return idMap{
+		uids: []mapping{{0, uint32(os.Geteuid()), 1}, {1, i.uids.Base, i.uids.Count}},
+		gids: []mapping{{0, uint32(os.Getegid()), 1}, {1, i.gids.Base, i.gids.Count}},
+	}
 }
 
 // buildMap maps the range that maintainer scripts run as. The caller is not in
 // it, root neither.
-func (i ids) buildMap() []idMap {
-	r := builderIDs
-	if i.shift.Count > 0 {
-		r = i.shift
+func (i ids) buildMap() idMap {
+	if !i.shifted() {
+		i.uids, i.gids = builderIDs, builderIDs
 	}
-	return []idMap{{0, r.Base, r.Count}}
+	return idMap{
+		uids: []mapping{{0, i.uids.Base, i.uids.Count}},
+		gids: []mapping{{0, i.gids.Base, i.gids.Count}},
+	}
 }
 
 // The names under which this program runs again inside a user namespace: first
@@ -174,7 +186,7 @@ func runTask() error {
 // inNamespace runs a task as uid 0 of new user, mount, pid, ipc and uts
 // namespaces with the map given. stdin and stdout are the task's. It fails with
 // the task's own error.
-func inNamespace(ctx context.Context, maps []idMap, task string, args, result any, dir string, stdin io.Reader, stdout, stderr io.Writer) error {
+func inNamespace(ctx context.Context, maps idMap, task string, args, result any, dir string, stdin io.Reader, stdout, stderr io.Writer) error {
 	// The parent death signal comes when the thread that cloned ends, not the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -242,30 +254,28 @@ func inNamespace(ctx context.Context, maps []idMap, task string, args, result an
 
 // writeMaps gives a process in a new user namespace its ids: root writes them,
 // others ask newuidmap and newgidmap, which check /etc/subuid and /etc/subgid.
-func writeMaps(ctx context.Context, pid int, maps []idMap) error {
-	if os.Geteuid() == 0 {
-		var lines strings.Builder
-		for _, m := range maps {
-			fmt.Fprintf(&lines, "%d %d %d\n", m.Inside, m.Outside, m.Count)
+func writeMaps(ctx context.Context, pid int, maps idMap) error {
+	for _, m := range []struct {
+		file, tool string
+		lines      []mapping
+	}{{"uid_map", "newuidmap", maps.uids}, {"gid_map", "newgidmap", maps.gids}} {
+		var fields []string
+		for _, l := range m.lines {
+			fields = append(fields, fmt.Sprint(l.inside), fmt.Sprint(l.outside), fmt.Sprint(l.count))
 		}
-		for _, file := range []string{"uid_map", "gid_map"} {
-			if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", pid, file), []byte(lines.String()), 0); err != nil {
+		if os.Geteuid() == 0 {
+			var lines strings.Builder
+			for f := range slices.Chunk(fields, 3) {
+				fmt.Fprintln(&lines, strings.Join(f, " "))
+			}
+			if err := os.WriteFile(fmt.Sprintf("/proc/%d/%s", pid, m.file), []byte(lines.String()), 0); err != nil {
 				return fmt.Errorf("map ids: %w", err)
 			}
+			continue
 		}
-		return nil
-	}
-	for _, tool := range []string{"newuidmap", "newgidmap"} {
-		args := []string{strconv.Itoa(pid)}
-		for _, m := range maps {
-			outside := m.Outside
-			if tool == "newgidmap" && m.Count == 1 {
-				outside = uint32(os.Getegid())
-			}
-			args = append(args, fmt.Sprint(m.Inside), fmt.Sprint(outside), fmt.Sprint(m.Count))
-		}
-		if out, err := exec.CommandContext(ctx, tool, args...).CombinedOutput(); err != nil {
-			return berm.Errorf(berm.Unsupported, "%s: %s", tool, strings.TrimSpace(string(out))).
+		out, err := exec.CommandContext(ctx, m.tool, append([]string{strconv.Itoa(pid)}, fields...)...).CombinedOutput()
+		if err != nil {
+			return berm.Errorf(berm.Unsupported, "%s: %s", m.tool, strings.TrimSpace(string(out))).
 				WithHint("Your user needs a range of 65536 ids in /etc/subuid and /etc/subgid: `usermod --add-subuids … --add-subgids …` sets one.")
 		}
 	}

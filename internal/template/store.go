@@ -9,11 +9,13 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +36,17 @@ import (
 type Store struct {
 	dir string
 	ids ids
+
+	mu    sync.Mutex
+	cache map[string]cached // by file
+	swept time.Time         // when leases were last looked through
+}
+
+// cached is a template's file as it was read. A file is never changed, but
+// replaced by another.
+type cached struct {
+	info os.FileInfo
+	record
 }
 
 // DefaultDir is where the caller's templates are: /var/cache/berm/templates for
@@ -71,21 +84,11 @@ func Open(dir string) (*Store, error) {
 	if err := os.Chmod(dir, 0o700); err != nil {
 		return nil, berm.Errorf(berm.Denied, "the template store must be private: %w", err)
 	}
-	i, err := hostIDs()
-	if err != nil {
-		return nil, err
-	}
-	return &Store{dir: dir, ids: i}, nil
+	return &Store{dir: dir, ids: hostIDs()}, nil
 }
 
 // Dir is the store's absolute path.
 func (s *Store) Dir() string { return s.dir }
-
-// IDs is the range of host ids that the files of layers belong to: image id n is
-// stored as Base+n. The zero value means that ids are stored as they are (root),
-// or that everything belongs to the caller (an ordinary user without
-// subordinate ids).
-func (s *Store) IDs() berm.IDRange { return s.ids.shift }
 
 // record is a template's file.
 type record struct {
@@ -114,7 +117,7 @@ func (s *Store) List(context.Context) ([]berm.Template, error) {
 	}
 	list := make([]berm.Template, 0, len(records))
 	for _, r := range records {
-		list = append(list, r.Template)
+		list = append(list, own(r.Template))
 	}
 	return list, nil
 }
@@ -126,19 +129,12 @@ func (s *Store) records() ([]record, error) {
 	}
 	var records []record
 	for _, file := range files {
-		b, err := os.ReadFile(file)
+		r, err := s.read(file)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // removed meanwhile
 		}
 		if err != nil {
 			return nil, err
-		}
-		var r record
-		if err := json.Unmarshal(b, &r); err != nil {
-			return nil, berm.Errorf(berm.Internal, "template file %s: %w", file, err).WithHint("Remove the file and build or import the template again.")
-		}
-		for i := range r.Layers {
-			r.Layers[i].Path = filepath.Join(s.dir, r.Layers[i].Path)
 		}
 		records = append(records, r)
 	}
@@ -148,11 +144,47 @@ func (s *Store) records() ([]record, error) {
 	return records, nil
 }
 
+// read returns a template's file. Creating a sandbox resolves its template, which
+// must not cost a parse.
+func (s *Store) read(file string) (record, error) {
+	info, err := os.Stat(file)
+	if err != nil {
+		return record{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c, ok := s.cache[file]; ok && os.SameFile(c.info, info) && c.info.ModTime().Equal(info.ModTime()) {
+		return c.record, nil
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return record{}, err
+	}
+	var r record
+	if err := json.Unmarshal(b, &r); err != nil {
+		return record{}, berm.Errorf(berm.Internal, "template file %s: %w", file, err).WithHint("Remove the file and build or import the template again.")
+	}
+	for i := range r.Layers {
+		r.Layers[i].Path = filepath.Join(s.dir, r.Layers[i].Path)
+	}
+	if s.cache == nil {
+		s.cache = map[string]cached{}
+	}
+	s.cache[file] = cached{info, r}
+	return r, nil
+}
+
 // Resolve finds a template by id, name, or name:tag. "latest" and "default" are
 // the tags of a name that has none. It fails with NotFound.
 func (s *Store) Resolve(_ context.Context, ref string) (berm.Template, error) {
 	r, err := s.find(ref)
-	return r.Template, err
+	return own(r.Template), err
+}
+
+// own copies a template of the cache for a caller who may change it.
+func own(t berm.Template) berm.Template {
+	t.Names, t.Layers, t.Env = slices.Clone(t.Names), slices.Clone(t.Layers), maps.Clone(t.Env)
+	return t
 }
 
 func (s *Store) find(ref string) (record, error) {
@@ -202,32 +234,23 @@ func checkName(name string) error {
 	return nil
 }
 
-// put stores a template under its names. A template that has one of them keeps its
-// id and gets a new build; names that it alone had are lost to it.
+// put stores a template under its one name. A template that has this name keeps its
+// id and gets a new build.
 func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
-	for _, name := range r.Names {
-		if err := checkName(name); err != nil {
-			return berm.Template{}, err
-		}
-	}
 	unlock, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
 	if err != nil {
 		return berm.Template{}, err
 	}
 	defer unlock()
-	old, err := s.find(r.Names[0])
-	switch {
-	case err == nil && old.Alias() == r.Names[0]:
-		r.ID = old.ID
-		for _, name := range old.Names {
-			if !slices.Contains(r.Names, name) {
-				r.Names = append(r.Names, name)
-			}
-		}
-	case err == nil || berm.KindOf(err) == berm.NotFound:
-		r.ID = berm.NewTemplateID()
-	default:
+	records, err := s.records()
+	if err != nil {
 		return berm.Template{}, err
+	}
+	r.ID = berm.NewTemplateID()
+	for _, old := range records {
+		if old.Alias() == r.Alias() {
+			r.ID = old.ID
+		}
 	}
 	r.BuildID, r.CreatedAt = newBuildID(), time.Now().UTC().Truncate(time.Second)
 	t := r.Template
@@ -347,7 +370,18 @@ func (s *Store) Lease(ctx context.Context, id berm.SandboxID, alive string, t be
 		}
 		l.Layers = append(l.Layers, filepath.Base(layer.Path))
 	}
-	return s.writeJSON(filepath.Join("leases", string(id)+".json"), l)
+	s.mu.Lock()
+	sweep := time.Since(s.swept) > time.Minute
+	if sweep {
+		s.swept = time.Now()
+	}
+	s.mu.Unlock()
+	if sweep {
+		if _, err := s.leases(); err != nil {
+			return err
+		}
+	}
+	return s.replace(filepath.Join("leases", string(id)+".json"), l, false)
 }
 
 // leases returns the living sandboxes by layer, and removes the files of dead ones.
@@ -359,6 +393,9 @@ func (s *Store) leases() (map[string][]string, error) {
 	used := map[string][]string{}
 	for _, file := range files {
 		b, err := os.ReadFile(file)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // swept by another process
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -367,7 +404,7 @@ func (s *Store) leases() (map[string][]string, error) {
 			return nil, fmt.Errorf("lease %s: %w", file, err)
 		}
 		if _, err := os.Lstat(l.Alive); errors.Is(err, fs.ErrNotExist) {
-			if err := os.Remove(file); err != nil {
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
 			continue
@@ -379,8 +416,12 @@ func (s *Store) leases() (map[string][]string, error) {
 	return used, nil
 }
 
-// writeJSON replaces a file of the store in one step.
-func (s *Store) writeJSON(name string, value any) error {
+// writeJSON replaces a file of the store in one step, and for good.
+func (s *Store) writeJSON(name string, value any) error { return s.replace(name, value, true) }
+
+// replace does not wait for the disk unless durable is set: leases need not
+// outlive the machine's sandboxes.
+func (s *Store) replace(name string, value any, durable bool) error {
 	b, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		return err
@@ -394,8 +435,10 @@ func (s *Store) writeJSON(name string, value any) error {
 	if _, err := f.Write(append(b, '\n')); err != nil {
 		return err
 	}
-	if err := f.Sync(); err != nil {
-		return err
+	if durable {
+		if err := f.Sync(); err != nil {
+			return err
+		}
 	}
 	return os.Rename(f.Name(), filepath.Join(s.dir, name))
 }

@@ -160,7 +160,7 @@ func (i ids) stored(uid, gid int) (int, int, error) {
 	switch {
 	case uid < 0 || gid < 0 || uid >= berm.IDsPerSandbox || gid >= berm.IDsPerSandbox:
 		return 0, 0, berm.Errorf(berm.Unsupported, "owner %d:%d is beyond the %d ids of a sandbox", uid, gid, berm.IDsPerSandbox)
-	case i.shift.Count > 0:
+	case i.shifted():
 		return uid + 1, gid + 1, nil // see storageMap
 	case i.own && (uid != 0 || gid != 0):
 		return 0, 0, berm.Errorf(berm.Unsupported, "owner %d:%d cannot be stored: this user has one id", uid, gid).
