@@ -559,3 +559,30 @@ func FuzzMultipart(f *testing.F) {
 		}
 	})
 }
+
+// FuzzRange: whatever the header says, the answer is all, a part, or a refusal.
+func FuzzRange(f *testing.F) {
+	f.Add("bytes=0-1,3-4")
+	f.Add("bytes=-3")
+	f.Add("bytes=18446744073709551615-")
+	file := filepath.Join(f.TempDir(), "f")
+	const content = "0123456789"
+	if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
+		f.Fatal(err)
+	}
+	c, _ := config.Open(nil, "")
+	c.Init([]byte(`{"defaultUser":"root"}`))
+	f.Fuzz(func(t *testing.T, header string) {
+		r := httptest.NewRequest("GET", "/files?path="+url.QueryEscape(file), nil)
+		r.Header.Set("Range", header)
+		w := httptest.NewRecorder()
+		NewHandler(c).Get(w, r)
+		switch {
+		case w.Code == 200 && w.Body.String() == content:
+		case w.Code == 206 && (strings.Contains(content, w.Body.String()) || strings.HasPrefix(w.Header().Get("Content-Type"), "multipart/")):
+		case w.Code == 416:
+		default:
+			t.Errorf("%q: %d %q", header, w.Code, w.Body)
+		}
+	})
+}

@@ -72,7 +72,7 @@ func New(c *config.Config) *Server {
 	mux.HandleFunc("POST /init", s.init)
 
 	s.http = http.Server{
-		Handler:           s.guard(mux),
+		Handler:           releaseWhenIdle(s.guard(mux)),
 		ReadHeaderTimeout: headerTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeader,
