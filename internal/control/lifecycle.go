@@ -17,6 +17,13 @@ import (
 // Create makes a sandbox and returns when its guest agent answers. Kinds: Invalid,
 // NotFound (the template), Exhausted (the quota), Unsupported, Unavailable.
 func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) {
+	var steps []Step
+	last := time.Now()
+	step := func(name string) {
+		now := time.Now()
+		steps = append(steps, Step{name, now.Sub(last)})
+		last = now
+	}
 	if err := m.check(&r); err != nil {
 		return Sandbox{}, err
 	}
@@ -24,6 +31,7 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err != nil {
 		return Sandbox{}, err
 	}
+	step("template")
 	if err := m.reserve(); err != nil {
 		return Sandbox{}, err
 	}
@@ -44,6 +52,7 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	}); err != nil {
 		return Sandbox{}, err
 	}
+	step("record")
 	engineCtx, cancel := context.WithTimeout(ctx, createTime)
 	defer cancel()
 	handle, err := m.Engine.Create(engineCtx, spec)
@@ -55,6 +64,7 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	cu.Add(func() { m.discard(handle) })
+	step("engine")
 	if err := failpoint.Hit("control.created"); err != nil {
 		return Sandbox{}, err
 	}
@@ -85,7 +95,10 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		s.watch()
 	})
 	m.work.Go(s.sample)
-	return m.withTokens(s.snapshot()), nil
+	step("save")
+	info := m.withTokens(s.snapshot())
+	info.Steps = steps
+	return info, nil
 }
 
 // level resolves auto to what the engine would choose.

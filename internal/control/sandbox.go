@@ -38,6 +38,14 @@ type Sandbox struct {
 
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
 	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public
+
+	Steps []Step `json:"-"` // what making it took; of Create only
+}
+
+// Step is a part of Create and the time that it took.
+type Step struct {
+	Name string
+	Took time.Duration
 }
 
 // Network is how traffic reaches a sandbox.

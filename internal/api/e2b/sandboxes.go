@@ -2,10 +2,12 @@ package e2b
 
 import (
 	"encoding/json"
+	"fmt"
 	"math"
 	"net/http"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -202,6 +204,11 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	if err != nil {
 		return err
 	}
+	var timing []string
+	for _, step := range s.Steps {
+		timing = append(timing, fmt.Sprintf("%s;dur=%.3f", step.Name, float64(step.Took.Microseconds())/1000))
+	}
+	w.Header().Set("Server-Timing", strings.Join(timing, ", "))
 	return answer(w, http.StatusCreated, a.sandbox(s))
 }
 
