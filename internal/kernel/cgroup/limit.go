@@ -113,7 +113,7 @@ func (g *Group) limit(l berm.Limits) error {
 		}
 		for _, s := range settings {
 			err := write(h.path(g.id), s.file, s.value)
-			if err != nil && !(s.optional && errors.Is(err, fs.ErrNotExist)) {
+			if err != nil && (!s.optional || !errors.Is(err, fs.ErrNotExist)) {
 				return berm.Errorf(berm.Internal, "limit %s: %w", controller, err)
 			}
 		}

@@ -358,7 +358,7 @@ func TestStart(t *testing.T) {
 		}
 	}
 	failure := errors.New("no")
-	if err := g.Start(func(*os.File) error { return failure }); err != failure {
+	if err := g.Start(func(*os.File) error { return failure }); !errors.Is(err, failure) {
 		t.Errorf("a start that fails: %v", err)
 	}
 	if after, _ := os.ReadFile("/proc/thread-self/cgroup"); string(after) != string(before) {

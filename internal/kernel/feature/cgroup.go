@@ -2,6 +2,7 @@ package feature
 
 import (
 	"context"
+	"errors"
 	"path/filepath"
 	"slices"
 
@@ -71,11 +72,11 @@ func withGroup(c cgroup.Config, try func(*cgroup.Group) error) (*cgroup.Manager,
 	if len(m.Controllers()) == 0 {
 		return nil, berm.Errorf(berm.Unsupported, "layout %s: %v", m.Layout(), m.Missing()["memory"])
 	}
-	defer m.Close()
+	defer func() { _ = m.Close() }() // removes what is empty
 	g, err := m.Create("probe-"+string(berm.NewSandboxID()), berm.Limits{})
 	if err != nil {
 		return nil, err
 	}
-	defer g.Remove(context.Background())
-	return m, try(g)
+	err = try(g)
+	return m, errors.Join(err, g.Remove(context.Background()))
 }

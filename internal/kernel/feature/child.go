@@ -53,7 +53,9 @@ func init() {
 	if a.Detail, err = role(os.Args[2:]); err != nil {
 		a.Error, a.Hint, a.Kind = err.Error(), berm.HintOf(err), berm.KindOf(err)
 	}
-	json.NewEncoder(os.Stdout).Encode(a)
+	if json.NewEncoder(os.Stdout).Encode(a) != nil {
+		os.Exit(1)
+	}
 	os.Exit(0)
 }
 

@@ -104,7 +104,7 @@ func fileSystem(dir string) string {
 	if err := unix.Statfs(dir, &st); err != nil {
 		return "unknown file system"
 	}
-	if name, ok := fileSystems[int64(st.Type)]; ok {
+	if name, ok := fileSystems[st.Type]; ok {
 		return name
 	}
 	return fmt.Sprintf("file system %#x", st.Type)

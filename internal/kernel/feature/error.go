@@ -2,7 +2,6 @@ package feature
 
 import (
 	"errors"
-	"fmt"
 
 	"golang.org/x/sys/unix"
 
@@ -11,7 +10,7 @@ import (
 
 // failed judges the error of a try: a call or option that the kernel lacks, or a right
 // that this user lacks.
-func failed(err error, what string, args ...any) *berm.Error {
+func failed(err error, what string) *berm.Error {
 	kind := berm.Internal
 	switch {
 	case errors.Is(err, unix.ENOSYS), errors.Is(err, unix.EOPNOTSUPP), errors.Is(err, unix.ENODEV), errors.Is(err, unix.EINVAL),
@@ -20,5 +19,5 @@ func failed(err error, what string, args ...any) *berm.Error {
 	case errors.Is(err, unix.EPERM), errors.Is(err, unix.EACCES):
 		kind = berm.Denied
 	}
-	return berm.Errorf(kind, "%s: %w", fmt.Sprintf(what, args...), err)
+	return berm.Errorf(kind, "%s: %w", what, err)
 }

@@ -2,6 +2,7 @@ package feature
 
 import (
 	"encoding/binary"
+	"errors"
 	"time"
 	"unsafe"
 
@@ -98,7 +99,7 @@ func runGuest() (time.Duration, error) {
 	begin := time.Now()
 	for {
 		_, err := ioctl(cpu, kvmRun, 0)
-		if err == unix.EINTR { // a signal of the Go runtime
+		if errors.Is(err, unix.EINTR) { // a signal of the Go runtime
 			continue
 		}
 		if err != nil {

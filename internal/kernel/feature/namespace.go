@@ -95,8 +95,10 @@ func IDMappedMounts(dir string) *Test {
 			if err := cmd.Start(); err != nil {
 				return "", refused(failed(err, "make a user namespace"))
 			}
-			defer cmd.Wait()
-			defer gate.Close()
+			defer func() {
+				gate.Close()
+				_ = cmd.Wait() // it only waited for the gate
+			}()
 			userns, err := unix.Open(fmt.Sprintf("/proc/%d/ns/user", cmd.Process.Pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err != nil {
 				return "", failed(err, "open a user namespace")

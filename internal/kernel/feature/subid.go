@@ -86,8 +86,10 @@ var SubordinateIDs = &Test{
 		if err := cmd.Start(); err != nil {
 			return "", refused(failed(err, "make a user namespace"))
 		}
-		defer cmd.Wait()
-		defer gate.Close()
+		defer func() {
+			gate.Close()
+			_ = cmd.Wait() // it only waited for the gate
+		}()
 		var used []string
 		for program, file := range map[string]string{"newuidmap": SubUIDFile, "newgidmap": SubGIDFile} {
 			ids, err := SubordinateRange(file, u)

@@ -1,6 +1,7 @@
 package mount
 
 import (
+	"errors"
 	"fmt"
 	"os"
 
@@ -54,7 +55,7 @@ func Loop(backing *os.File, readOnly, directIO bool) (*os.File, error) {
 			return device, nil
 		}
 		device.Close()
-		if err != unix.EBUSY {
+		if !errors.Is(err, unix.EBUSY) {
 			return nil, failed(err, "attach %s to %s", backing.Name(), name)
 		}
 	}

@@ -197,7 +197,7 @@ func build(dir string) error {
 	for name, device := range map[string]uint64{"/null": unix.Mkdev(1, 3), "/link": unix.Mkdev(1, 5)} {
 		var st unix.Stat_t
 		if err := unix.Lstat(dir+name, &st); err != nil || st.Rdev != device {
-			return fmt.Errorf("%s is device %#x, %v", name, st.Rdev, err)
+			return fmt.Errorf("%s is device %#x, %w", name, st.Rdev, err)
 		}
 	}
 	return nil

@@ -155,7 +155,7 @@ func (p byArg) compile(b *program) target {
 		}
 	}
 	if p.mask != 0 {
-		next = b.emit(bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: p.mask})
+		b.emit(bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: p.mask})
 	}
 	return b.emit(bpf.LoadAbsolute{Off: uint32(offsetArgs + 8*p.arg), Size: 4})
 }

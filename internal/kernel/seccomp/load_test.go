@@ -2,6 +2,7 @@ package seccomp
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -40,7 +41,7 @@ func play(role []string) error {
 		p, _ := Lookup("")
 		filter, _ := p.Assemble("")
 		if err := Load(filter); berm.KindOf(err) != berm.Denied {
-			return fmt.Errorf("Load: %v", err)
+			return fmt.Errorf("Load: %w", err)
 		}
 		return nil
 	}
@@ -109,9 +110,14 @@ func socket(family, kind, protocol int) func() syscall.Errno {
 		if err == nil {
 			unix.Close(fd)
 		}
-		errno, _ := err.(syscall.Errno)
-		return errno
+		return errnoOf(err)
 	}
+}
+
+func errnoOf(err error) syscall.Errno {
+	var errno syscall.Errno
+	errors.As(err, &errno)
+	return errno
 }
 
 // cases are the rules of a profile as calls. As root they would do something, or
@@ -137,8 +143,7 @@ func cases(p Profile) []try {
 				unix.Close(fds[0])
 				unix.Close(fds[1])
 			}
-			errno, _ := err.(syscall.Errno)
-			return errno
+			return errnoOf(err)
 		}},
 		{"socketpair tipc", unix.EAFNOSUPPORT, raw(unix.SYS_SOCKETPAIR, unix.AF_TIPC, unix.SOCK_STREAM, 0, 0)},
 		{"ioctl", unix.ENOTTY, raw(unix.SYS_IOCTL, devNull(), unix.TCGETS)},
