@@ -487,6 +487,44 @@ func TestDoctor(t *testing.T) {
 	}
 }
 
+// Whatever this host can do, doctor says it consistently.
+func TestDoctorOfThisHost(t *testing.T) {
+	s := newSetup(t)
+	r := s.run("doctor", "--json")
+	var probes []berm.Probe
+	if err := json.Unmarshal([]byte(r.stdout), &probes); err != nil {
+		t.Fatalf("%v: %+v", err, r)
+	}
+	usable := false
+	for _, p := range probes {
+		missing, seen := false, map[string]bool{}
+		for _, f := range p.Features {
+			missing = missing || f.Required && !f.Found
+			if seen[f.Name] {
+				t.Errorf("%s is there twice", f.Name)
+			}
+			seen[f.Name] = true
+			if !f.Found && f.Fix == "" {
+				t.Errorf("no way to get %+v", f)
+			}
+		}
+		if p.Usable && missing {
+			t.Errorf("usable without a required feature: %+v", p)
+		}
+		if p.Level == berm.Namespace {
+			usable = p.Usable
+			for _, name := range []string{"kernel", "user namespaces", "seccomp filters", "control groups"} {
+				if !seen[name] {
+					t.Errorf("nothing about %s", name)
+				}
+			}
+		}
+	}
+	if (r.code == 0) != usable {
+		t.Errorf("code %d, usable: %v", r.code, usable)
+	}
+}
+
 func TestSizeAndDuration(t *testing.T) {
 	for in, want := range map[string]int64{"1": 1, "512MiB": 512 << 20, "2G": 2 << 30, "1.5GiB": 3 << 29, "10K": 10 << 10, "7B": 7} {
 		var n sizeFlag
