@@ -68,27 +68,25 @@ type run struct {
 // runs cuts all numbers of an architecture into runs, in order. The first begins at
 // 0; the last goes on for ever, which covers the x32 numbers from 0x40000000 up.
 func (p Profile) runs(arch string) []run {
-	byNumber := map[uint32]policy{}
-	last := uint32(0)
+	var byNumber []policy
 	for _, c := range calls {
-		if n := c.number(arch); n >= 0 {
-			if policy, listed := p.policies[c.name]; listed {
-				byNumber[uint32(n)] = policy
-				last = max(last, uint32(n))
-			}
-		}
-	}
-	var runs []run
-	for n := uint32(0); n <= last+1; n++ {
-		policy, listed := byNumber[n]
-		if !listed {
-			policy = fail(unix.ENOSYS)
-		}
-		a, plain := policy.(action)
-		if len(runs) > 0 && plain && runs[len(runs)-1].policy == policy && a == policy {
+		policy, listed := p.policies[c.name]
+		n := c.number(arch)
+		if n < 0 || !listed {
 			continue
 		}
-		runs = append(runs, run{n, policy})
+		for len(byNumber) <= n {
+			byNumber = append(byNumber, fail(unix.ENOSYS))
+		}
+		byNumber[n] = policy
+	}
+	byNumber = append(byNumber, fail(unix.ENOSYS))
+	var runs []run
+	for n, policy := range byNumber {
+		if a, plain := policy.(action); plain && n > 0 && byNumber[n-1] == a {
+			continue
+		}
+		runs = append(runs, run{uint32(n), policy})
 	}
 	return runs
 }
