@@ -16,9 +16,14 @@ func releaseWhenIdle(next http.Handler) http.Handler { return whenIdle(next, deb
 
 func whenIdle(next http.Handler, release func()) http.Handler {
 	timer := time.AfterFunc(idleAfter, release)
+	timer.Stop()
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		timer.Reset(idleAfter)
-		defer timer.Reset(idleAfter)
+		// An agent that was only asked for its health has nothing to give back, and
+		// the first collection takes 300 KB for its workers.
+		if r.URL.Path != "/health" {
+			timer.Reset(idleAfter)
+			defer timer.Reset(idleAfter)
+		}
 		next.ServeHTTP(w, r)
 	})
 }

@@ -25,6 +25,9 @@ func TestReleaseWhenIdle(t *testing.T) {
 				t.Errorf("%d releases %s, want %d", got, when, n)
 			}
 		}
+		call("/health")
+		time.Sleep(10 * idleAfter)
+		expect(0, "of an agent that did nothing")
 		for range 10 {
 			call("/")
 			time.Sleep(idleAfter / 2)
