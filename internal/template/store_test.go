@@ -22,6 +22,21 @@ func newStore(t *testing.T) *Store {
 	if err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() { // files of subordinate ids are beyond the testing package
+		var names []string
+		for _, dir := range []string{"layers", "tmp"} {
+			entries, err := os.ReadDir(filepath.Join(s.dir, dir))
+			if err != nil {
+				t.Error(err)
+			}
+			for _, e := range entries {
+				names = append(names, filepath.Join(dir, e.Name()))
+			}
+		}
+		if err := s.removeAll(context.WithoutCancel(t.Context()), names); err != nil {
+			t.Error(err)
+		}
+	})
 	return s
 }
 
@@ -209,7 +224,7 @@ func TestWrongDiffIDIsRefused(t *testing.T) {
 
 // Many at once add, replace, remove and collect: what is found is always whole.
 func TestConcurrentUse(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "templates")
+	dir := newStore(t).dir
 	stop := time.Now().Add(time.Second)
 	var wg sync.WaitGroup
 	for i := range 6 {

@@ -121,6 +121,10 @@ func entryError(name string, err error) error {
 		kind = berm.Exhausted
 	case errors.Is(err, unix.ENAMETOOLONG), errors.Is(err, unix.ELOOP), errors.Is(err, io.ErrUnexpectedEOF):
 		kind = berm.Invalid
+	case errors.Is(err, unix.EACCES):
+		// A user who stores everything as its own is stopped by modes that do not
+		// stop root.
+		kind, hint = berm.Unsupported, hintIDs
 	}
 	if len(name) > 200 {
 		name = name[:200] + "…"
@@ -164,12 +168,15 @@ func (i ids) stored(uid, gid int) (int, int, error) {
 		return uid + 1, gid + 1, nil // see storageMap
 	case i.own && (uid != 0 || gid != 0):
 		return 0, 0, berm.Errorf(berm.Unsupported, "owner %d:%d cannot be stored: this user has one id", uid, gid).
-			WithHint("Give the user 65536 ids in /etc/subuid and /etc/subgid (`usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`) and install newuidmap (package uidmap), or run as root.")
+			WithHint("%s", hintIDs)
 	case i.own:
 		return os.Geteuid(), os.Getegid(), nil
 	}
 	return uid, gid, nil
 }
+
+// hintIDs tells a user with a single id how to get more.
+const hintIDs = "Give the user 65536 ids in /etc/subuid and /etc/subgid (`usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`) and install newuidmap (package uidmap), or run as root."
 
 // clean turns an entry's name into a path below the root. An absolute name counts
 // from the root, as with other engines; one that climbs is refused.

@@ -113,6 +113,9 @@ func randomEntry(r *rand.Rand) entry {
 		}
 	case n < 11:
 		h.Typeflag = tar.TypeDir
+		if os.Geteuid() != 0 {
+			h.Mode |= 0o700 // the test could not look inside
+		}
 		if r.IntN(10) == 0 {
 			h.Name = "./"
 		}
