@@ -158,12 +158,16 @@ func (a *attachment) kill() {
 	}
 }
 
-// notify prints what happens to the connection, on lines of its own: the terminal
-// may be raw.
+// notify prints what happens to the connection.
 func (a *attachment) notify(lost bool, message string) {
 	a.lost.Store(lost)
+	if a.command.PTY == nil {
+		notice(a.cmd, "%s", message)
+		return
+	}
+	// On a line of its own; the terminal is raw.
 	fmt.Fprintf(a.cmd.ErrOrStderr(), "\r\nberm: %s\r\n", terminal.Escape(message))
-	if !lost && a.command.PTY != nil {
+	if !lost {
 		a.redraw()
 	}
 }
