@@ -1,0 +1,86 @@
+package template
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// The base template is made from packages, holds what it promises and nothing of
+// the host, is not made again, and is the same when it is.
+func TestBuildBase(t *testing.T) {
+	if os.Getenv("BERM_TEST_ALL") == "" {
+		t.Skip("takes minutes: set BERM_TEST_ALL=1")
+	}
+	if hostIDs().own {
+		t.Skip("needs root, or newuidmap and 65536 ids in /etc/subuid and /etc/subgid")
+	}
+	s := newStore(t)
+	start := time.Now()
+	made, err := s.Build(t.Context(), Base, false, func(step Step) { t.Logf("%5.1fs %s", time.Since(start).Seconds(), step.Message) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%s, %d MiB, in %s", made.Layers[0].DiffID, made.Size>>20, time.Since(start).Round(time.Second))
+	if made.Size > 600<<20 || made.User != "user" || !made.Setuid {
+		t.Errorf("template %+v", made)
+	}
+	root := made.Layers[0].Path
+	for _, name := range []string{"bash", "sudo", "python", "python3", "pip", "git", "curl", "node", "npm", "tput", "realpath", "rg", "jq", "ssh", "ip", "ps", "less", "unzip"} {
+		if _, err := os.Lstat(filepath.Join(root, "usr/bin", name)); err != nil {
+			t.Error(err)
+		}
+	}
+	user := uint32(1000)
+	if i := hostIDs(); i.shifted() {
+		user += i.uids.Base
+	}
+	for name, want := range map[string]uint32{"home/user": unix.S_IFDIR | 0o755, "usr/bin/sudo": unix.S_IFREG | 0o4755} {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(root, name), &st); err != nil || st.Mode != want {
+			t.Errorf("%s has mode %o, want %o, %v", name, st.Mode, want, err)
+		} else if name == "home/user" && st.Uid != user {
+			t.Errorf("%s belongs to %d", name, st.Uid)
+		}
+	}
+	for _, name := range []string{"etc/machine-id", "etc/resolv.conf", "etc/hostname"} {
+		if b, err := os.ReadFile(filepath.Join(root, name)); err != nil || len(b) > 0 {
+			t.Errorf("%s holds %q, %v", name, b, err)
+		}
+	}
+	for _, name := range []string{"etc/apt/sources.list", "etc/apt/apt.conf.d/99mmdebstrap", ".setup"} {
+		if _, err := os.Lstat(filepath.Join(root, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is there: %v", name, err)
+		}
+	}
+	if sources, err := os.ReadFile(filepath.Join(root, "etc/apt/sources.list.d/debian.sources")); err != nil || string(sources) != debianSources {
+		t.Errorf("apt asks %q, %v", sources, err)
+	}
+	r, err := s.find(Base)
+	if err != nil || len(r.Packages) < 100 || !strings.Contains(strings.Join(r.Packages, "\n"), "\npython3 3.") {
+		t.Errorf("%d packages, %v", len(r.Packages), err)
+	}
+	if got := find(t, filepath.Join(s.dir, "tmp")); len(got) > 0 {
+		t.Errorf("the build left %q", got)
+	}
+
+	start = time.Now()
+	again, err := s.Build(t.Context(), Base, false, nil)
+	if took := time.Since(start); err != nil || again.BuildID != made.BuildID || took > 2*time.Second {
+		t.Errorf("again: build %s in %s, %v", again.BuildID, took, err)
+	}
+	if os.Geteuid() != 0 {
+		return // once is enough for a second build
+	}
+	forced, err := s.Build(t.Context(), Base, true, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if forced.ID != made.ID || forced.BuildID == made.BuildID || forced.Layers[0].DiffID != made.Layers[0].DiffID {
+		t.Errorf("built again it is %s, was %s", forced.Layers[0].DiffID, made.Layers[0].DiffID)
+	}
+}
