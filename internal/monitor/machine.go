@@ -148,10 +148,13 @@ func (m *Machine) AgentStarted() {
 	m.publish()
 }
 
-// watch returns a channel of every later status and a function that ends it. A
+// Wait returns when the sandbox is dead.
+func (m *Machine) Wait() { <-m.dead }
+
+// Watch returns a channel of every later status and a function that ends it. A
 // watcher that does not read gets the newest status only; the last one is never
 // lost.
-func (m *Machine) watch() (<-chan berm.Status, func()) {
+func (m *Machine) Watch() (<-chan berm.Status, func()) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	w := make(chan berm.Status, 1)

@@ -153,7 +153,7 @@ func (s *Server) Serve(c *Conn) {
 		s.open.Add(1)
 		if r.Op == OpEvents {
 			// Before the next request is read: changes that it makes must be seen.
-			changes, stop := s.machine.watch()
+			changes, stop := s.machine.Watch()
 			go func() {
 				defer s.open.Done()
 				defer stop()
@@ -195,7 +195,7 @@ func (s *Server) answer(r request) reply {
 		return reply{Policy: &policy}
 	case OpKill:
 		m.Kill(r.Reason)
-		<-m.dead
+		m.Wait()
 		return reply{Exit: m.Status().Exit}
 	default:
 		err = berm.Errorf(berm.Unsupported, "this monitor does not know %q", r.Op)

@@ -75,7 +75,7 @@ var wallCases = []testCase{
 		}
 		for _, script := range []string{
 			"mount -t tmpfs x /tmp", "mount --bind / /tmp", "unshare -r true", "mknod /tmp/b b 8 0", "mknod /tmp/c c 1 1",
-			"chroot /tmp /bin/true", "nsenter -t 1 -m true", "hostname other", "dmesg", "ls /proc/1/fd/",
+			"chroot /tmp /bin/true", "nsenter -t 1 -m true", "hostname other", "dmesg", "readlink /proc/1/fd/3",
 			"ls /proc/1/root/", "cat /proc/1/environ", ">/proc/1/exe", ">/proc/1/mem",
 		} {
 			if r, err := Shell(testContext(t), s, script); err != nil || r.Code == 0 {
