@@ -23,9 +23,11 @@ const maxBody = 1 << 20
 // are ignored: clients send fields of their own.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	// The deadline was for the body. Left in force it would end the request while a
-	// sandbox is being made.
-	_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	if err == nil {
+		// The deadline was for the body. Left in force it would end the request while a
+		// sandbox is being made.
+		_ = http.NewResponseController(w).SetReadDeadline(time.Time{})
+	}
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):

@@ -10,7 +10,6 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"net/url"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -106,7 +105,12 @@ func (l *line) RoundTrip(r *http.Request) (*http.Response, error) {
 	return l.http1.RoundTrip(r)
 }
 
-var keyShape = regexp.MustCompile(`\be2b_[0-9a-f]{40}\b`)
+// holdsKey says whether a header's value looks like an API key: e2b_ and 40
+// hexadecimal digits.
+func holdsKey(value string) bool {
+	_, rest, ok := strings.Cut(value, "e2b_")
+	return ok && len(rest) >= 40 && strings.Trim(rest[:40], "0123456789abcdef") == ""
+}
 
 // proxy makes the reverse proxy of one request.
 func (l *line) proxy(route *control.Route, port uint16) *httputil.ReverseProxy {
@@ -129,7 +133,7 @@ func (l *line) proxy(route *control.Route, port uint16) *httputil.ReverseProxy {
 			// A sandbox is not trusted with what opens others.
 			p.Out.Header.Del(trafficHeader)
 			for _, name := range []string{"X-Api-Key", "Authorization"} {
-				if keyShape.MatchString(p.Out.Header.Get(name)) {
+				if slices.ContainsFunc(p.Out.Header[name], holdsKey) {
 					p.Out.Header.Del(name)
 				}
 			}

@@ -11,11 +11,11 @@ import (
 	"net/http"
 	"net/netip"
 	"path"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
@@ -117,22 +117,23 @@ func hostOf(hostport string) string {
 	return strings.TrimSuffix(strings.ToLower(host), ".")
 }
 
-// label is the left-most label of a sandbox's host name: port, id and, in old
-// clients, one more part.
-var label = regexp.MustCompile(`^(\d{1,5})-([a-z0-9]{1,64})(-[a-z0-9-]*)?$`)
-
-// parseHost reads a host name of the form {port}-{id}.{domain}.
+// parseHost reads a host name of the form {port}-{id}.{domain}. Old clients have one
+// more part behind the id.
 func parseHost(host, domain string) (target, bool) {
-	first, rest, ok := strings.Cut(host, ".")
+	label, rest, ok := strings.Cut(host, ".")
 	if !ok || domain != "" && rest != domain {
 		return target{}, false
 	}
-	match := label.FindStringSubmatch(first)
-	if match == nil {
+	digits, id, ok := strings.Cut(label, "-")
+	if !ok {
 		return target{}, false
 	}
-	port, ok := parsePort(match[1])
-	return target{berm.SandboxID(match[2]), port}, ok
+	port, ok := parsePort(digits)
+	if !ok {
+		return target{}, false
+	}
+	parsed, err := berm.ParseSandboxID(id)
+	return target{parsed, port}, err == nil
 }
 
 func parseHeaders(id, port string) (target, error) {
@@ -245,9 +246,15 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 	defer cancel(nil)
 	defer context.AfterFunc(life, func() { cancel(errCut) })()
 	// Streams go both ways at once, over HTTP/1.1 too. HTTP/2 always does.
-	_ = http.NewResponseController(w).EnableFullDuplex()
+	client := http.NewResponseController(w)
+	_ = client.EnableFullDuplex()
+	// The server reads what is left of a body before the next request; a client that
+	// sends nothing more must not hold it.
+	defer func() { _ = client.SetReadDeadline(time.Now().Add(drainTime)) }()
 	rt.line(route, life).proxy(route, to.port).ServeHTTP(w, r.WithContext(ctx))
 }
+
+const drainTime = 5 * time.Second
 
 // errCut says that a stream was cut because its sandbox paused or died.
 var errCut = errors.New("sandbox was paused or killed")
