@@ -29,17 +29,9 @@ func newTemplateCommand() *cobra.Command {
   berm template ls`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().String("templates", "", "directory of the templates (default: "+defaultTemplates()+")")
+	cmd.PersistentFlags().String("templates", "", "directory of the templates (default: /var/cache/berm/templates as root, else ~/.cache/berm/templates)")
 	cmd.AddCommand(newTemplateListCommand(), newTemplateBuildCommand(), newTemplateImportCommand(), newTemplateRemoveCommand())
 	return cmd
-}
-
-func defaultTemplates() string {
-	dir, err := template.DefaultDir()
-	if err != nil {
-		return "$XDG_CACHE_HOME/berm/templates"
-	}
-	return dir
 }
 
 // templateStore opens the store that the command is to use.

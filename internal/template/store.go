@@ -12,7 +12,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -224,14 +223,24 @@ func (s *Store) Ensure(ctx context.Context, ref string, p Progress) (berm.Templa
 	return t, err
 }
 
-var nameShape = regexp.MustCompile(`^[a-z0-9][a-z0-9._-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?$`)
-
 // checkName keeps names to what URLs, shells and the E2B protocol take.
 func checkName(name string) error {
-	if !nameShape.MatchString(name) {
+	alias, tag, tagged := strings.Cut(name, ":")
+	if !isWord(alias, lowerCase) || tagged && !isWord(tag, lowerCase+upperCase+"_") {
 		return berm.Errorf(berm.Invalid, "template name %q: want lower-case letters, digits, '.', '_' and '-', and an optional :tag", name)
 	}
 	return nil
+}
+
+const (
+	lowerCase = "abcdefghijklmnopqrstuvwxyz0123456789"
+	upperCase = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+)
+
+// isWord says whether s begins with one of first and goes on with those, '.', '_'
+// and '-'.
+func isWord(s, first string) bool {
+	return s != "" && len(s) <= 128 && strings.Contains(first, s[:1]) && strings.Trim(s, first+"._-") == ""
 }
 
 // put stores a template under its one name. A template that has this name keeps its

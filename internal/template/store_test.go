@@ -316,3 +316,15 @@ func TestSubordinate(t *testing.T) {
 		}
 	}
 }
+
+func TestCheckName(t *testing.T) {
+	for name, ok := range map[string]bool{
+		"base": true, "a": true, "0": true, "a.b_c-d": true, "python:3.12": true, "a:_X": true,
+		"": false, "A": false, "-a": false, ".a": false, "a/b": false, "a:": false, ":a": false, "a:b:c": false,
+		"a b": false, "a\n": false, "é": false, strings.Repeat("a", 129): false, "a:-b": false,
+	} {
+		if err := checkName(name); (err == nil) != ok {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
