@@ -18,6 +18,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	pb "github.com/berm-sandbox/berm/internal/proto/process"
 )
 
@@ -41,6 +43,7 @@ type process struct {
 	config *pb.ProcessConfig
 
 	os    *os.Process
+	pidfd *os.File // readable when it has ended; nil where the kernel gives none
 	stdin *os.File // write end; nil without
 	tty   *os.File // master; nil without
 	input chan struct{}
@@ -65,7 +68,7 @@ func (p *process) supervise(onExit func()) {
 		p.reading.Add(1)
 		go p.pump(f, p.wrap(i))
 	}
-	state, err := p.os.Wait()
+	state, err := p.wait()
 	onExit()
 	close(p.exited)
 	if p.stdin != nil {
@@ -82,6 +85,21 @@ func (p *process) supervise(onExit func()) {
 	p.out.close()
 	p.end = endEvent(state, err)
 	close(p.ended)
+}
+
+// wait reaps the process. It waits in the poller first: os.Process.Wait would hold
+// a thread for as long as the process lives, and threads count as the sandbox's.
+func (p *process) wait() (*os.ProcessState, error) {
+	if p.pidfd != nil {
+		if raw, err := p.pidfd.SyscallConn(); err == nil {
+			raw.Read(func(fd uintptr) bool {
+				n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
+				return n != 0 && err != unix.EINTR
+			})
+		}
+		p.pidfd.Close()
+	}
+	return p.os.Wait()
 }
 
 func endEvent(state *os.ProcessState, err error) *pb.ProcessEvent_EndEvent {

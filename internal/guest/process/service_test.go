@@ -723,3 +723,22 @@ func TestChildIsKilledBeforeTheAgent(t *testing.T) {
 		t.Errorf("oom_score_adj of a child is %d, of the agent %d", got, n)
 	}
 }
+
+// Processes that wait must not cost a thread each: threads are counted against the
+// sandbox's limit of processes, and are its memory.
+func TestProcessesCostNoThreads(t *testing.T) {
+	b := serve(t, "")
+	const n = 40
+	for range n {
+		b.start(t, t.Context(), sh("exec sleep 30"))
+	}
+	status, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(status), "Threads:")
+	threads, err := strconv.Atoi(strings.Fields(rest)[0])
+	if err != nil || threads >= n {
+		t.Errorf("%d threads for %d processes, %v", threads, n, err)
+	}
+}

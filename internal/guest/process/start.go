@@ -13,6 +13,7 @@ import (
 
 	"connectrpc.com/connect"
 	"github.com/creack/pty"
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm/internal/guest/account"
 	pb "github.com/berm-sandbox/berm/internal/proto/process"
@@ -174,10 +175,11 @@ func (c *command) spawn() (_ *process, err error) {
 		}
 	}()
 
+	pidfd := -1
 	attr := &os.ProcAttr{
 		Dir: c.dir,
 		Env: c.env,
-		Sys: &syscall.SysProcAttr{Setsid: true, Credential: credential(c.user)},
+		Sys: &syscall.SysProcAttr{Setsid: true, Credential: credential(c.user), PidFD: &pidfd},
 	}
 	if c.tty != nil {
 		master, slave, err := pty.Open()
@@ -222,6 +224,9 @@ func (c *command) spawn() (_ *process, err error) {
 		return nil, err
 	}
 	p.pid = uint32(p.os.Pid)
+	if pidfd >= 0 && unix.SetNonblock(pidfd, true) == nil {
+		p.pidfd = os.NewFile(uintptr(pidfd), "pidfd") // which tells the poller
+	}
 	raiseOOM(p.os.Pid)
 	return p, nil
 }
