@@ -98,7 +98,9 @@ func (a *attachment) run() error {
 	end, err := a.process.Wait(a.ctx, out)
 	for _, w := range []io.Writer{out.Stdout, out.Stderr} {
 		if safe, ok := w.(*terminal.Writer); ok {
-			safe.Close()
+			if closing := safe.Close(); err == nil {
+				err = closing
+			}
 		}
 	}
 	if err != nil {
@@ -136,7 +138,7 @@ func (a *attachment) failed(err error, restore func()) error {
 		}
 		return err
 	case errors.As(cause, &code):
-		fmt.Fprintln(a.cmd.ErrOrStderr()) // the prompt of the shell is on this line
+		_, _ = fmt.Fprintln(a.cmd.ErrOrStderr()) // the prompt of the shell is on this line
 		notice(a.cmd, "left; the command may still run in %s", a.agent.ID)
 		return code
 	case a.ctx.Err() != nil && cause != nil:
@@ -166,7 +168,7 @@ func (a *attachment) notify(lost bool, message string) {
 		return
 	}
 	// On a line of its own; the terminal is raw.
-	fmt.Fprintf(a.cmd.ErrOrStderr(), "\r\nberm: %s\r\n", terminal.Escape(message))
+	_, _ = fmt.Fprintf(a.cmd.ErrOrStderr(), "\r\nberm: %s\r\n", terminal.Escape(message))
 	if !lost {
 		a.redraw()
 	}
@@ -181,8 +183,9 @@ func (a *attachment) redraw() {
 	if f, ok := a.cmd.InOrStdin().(*os.File); ok && terminal.Is(f) {
 		s = client.Size(terminal.SizeOf(f))
 	}
-	a.process.Resize(ctx, client.Size{Cols: s.Cols, Rows: s.Rows + 1})
-	a.process.Resize(ctx, s)
+	if a.process.Resize(ctx, client.Size{Cols: s.Cols, Rows: s.Rows + 1}) == nil {
+		_ = a.process.Resize(ctx, s) // the next one corrects a lost one
+	}
 }
 
 // forward hands signals to the command. When it does not end, the second one kills
@@ -222,7 +225,7 @@ func (a *attachment) resize(f *os.File) {
 			return
 		case s := <-sizes:
 			ctx, cancel := brief()
-			a.process.Resize(ctx, client.Size(s)) // the next one corrects a lost one
+			_ = a.process.Resize(ctx, client.Size(s)) // the next one corrects a lost one
 			cancel()
 		}
 	}
@@ -240,7 +243,7 @@ func (a *attachment) terminalInput(r io.Reader) {
 				return
 			case data := <-typed:
 				ctx, cancel := brief()
-				a.process.Send(ctx, data, true) // what is typed into a dead line is lost
+				_ = a.process.Send(ctx, data, true) // what is typed into a dead line is lost
 				cancel()
 			}
 		}

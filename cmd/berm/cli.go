@@ -21,7 +21,7 @@ import (
 // serverCommand gives a command the flag that chooses a server.
 func serverCommand(cmd *cobra.Command) *cobra.Command {
 	cmd.Flags().String("context", "", "server to use, by its name (default: $BERM_URL, else the current context)")
-	cmd.RegisterFlagCompletionFunc("context", completeContexts)
+	completeFlag(cmd, "context", completeContexts)
 	return cmd
 }
 
@@ -126,7 +126,7 @@ func printJSONLine(w io.Writer, v any) error {
 
 // notice tells the user something beside the output.
 func notice(cmd *cobra.Command, format string, args ...any) {
-	fmt.Fprintln(cmd.ErrOrStderr(), "berm:", terminal.Escape(fmt.Sprintf(format, args...)))
+	_, _ = fmt.Fprintln(cmd.ErrOrStderr(), "berm:", terminal.Escape(fmt.Sprintf(format, args...)))
 }
 
 // printError prints an error, its hint, and nothing that a terminal would act on:
@@ -134,9 +134,9 @@ func notice(cmd *cobra.Command, format string, args ...any) {
 func printError(w io.Writer, err error) {
 	style := terminal.StyleFor(w)
 	for _, err := range parts(err) {
-		fmt.Fprintln(w, style.Bad("berm:"), terminal.Clip(terminal.Escape(err.Error()), maxErrorLine))
+		_, _ = fmt.Fprintln(w, style.Bad("berm:"), terminal.Clip(terminal.Escape(err.Error()), maxErrorLine))
 		if hint := berm.HintOf(err); hint != "" {
-			fmt.Fprintln(w, style.Dim("hint:"), terminal.Clip(terminal.Escape(hint), maxErrorLine))
+			_, _ = fmt.Fprintln(w, style.Dim("hint:"), terminal.Clip(terminal.Escape(hint), maxErrorLine))
 		}
 	}
 }
@@ -162,7 +162,7 @@ func printErrorJSON(w io.Writer, err error) {
 		if hint := berm.HintOf(err); hint != "" {
 			object["hint"] = hint
 		}
-		printJSONLine(w, map[string]any{"error": object})
+		_ = printJSONLine(w, map[string]any{"error": object})
 	}
 }
 

@@ -75,6 +75,13 @@ func completeTemplates(cmd *cobra.Command, args []string, _ string) ([]cobra.Com
 	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
+// completeFlag completes the values of a flag of cmd.
+func completeFlag(cmd *cobra.Command, flag string, f cobra.CompletionFunc) {
+	if err := cmd.RegisterFlagCompletionFunc(flag, f); err != nil {
+		panic(err) // there is no such flag, or it has one already
+	}
+}
+
 func completeContexts(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	contexts, err := loadContexts()
 	if err != nil {

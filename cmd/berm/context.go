@@ -96,9 +96,9 @@ func readKey(cmd *cobra.Command) (string, error) {
 	in := cmd.InOrStdin()
 	var text string
 	if f, ok := in.(*os.File); ok && terminal.Is(in) {
-		fmt.Fprint(cmd.ErrOrStderr(), "API key: ")
+		_, _ = fmt.Fprint(cmd.ErrOrStderr(), "API key: ")
 		typed, err := term.ReadPassword(int(f.Fd()))
-		fmt.Fprintln(cmd.ErrOrStderr())
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr())
 		if err != nil {
 			return "", err
 		}

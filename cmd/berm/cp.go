@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -157,7 +158,7 @@ func (c *copier) uploadTree(ctx context.Context, from, to string) error {
 		return err
 	}
 	r, w := io.Pipe()
-	defer r.Close()
+	defer r.CloseWithError(io.ErrClosedPipe) // ends the writer
 	go func() {
 		// A tar writer writes in small pieces, and each piece would be a call.
 		pieces := bufio.NewWriterSize(w, client.InputChunk)
@@ -284,7 +285,7 @@ func (c *copier) inside(ctx context.Context, command client.Command, stdin io.Re
 	if err != nil {
 		stop, done := brief()
 		defer done()
-		process.Signal(stop, 9) // whatever it is still doing is of no use
+		_ = process.Signal(stop, syscall.SIGKILL) // whatever it is still doing is of no use
 		if cause := context.Cause(ctx); cause != nil {
 			err = cause
 		}
@@ -326,7 +327,7 @@ func (c *copier) Write(p []byte) (int, error) {
 			of = fmt.Sprintf(" of %s (%d%%)", size(c.total), min(100, c.done*100/c.total))
 		}
 		rate := float64(c.done) / now.Sub(c.began).Seconds()
-		fmt.Fprintf(stderr, "\r%s%s, %s/s\x1b[K", size(c.done), of, size(int64(rate)))
+		_, _ = fmt.Fprintf(stderr, "\r%s%s, %s/s\x1b[K", size(c.done), of, size(int64(rate)))
 	}
 	return len(p), nil
 }
@@ -336,6 +337,6 @@ func (c *copier) clear() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if stderr := c.cmd.ErrOrStderr(); c.last != c.began && terminal.Is(stderr) {
-		fmt.Fprint(stderr, "\r\x1b[K")
+		_, _ = fmt.Fprint(stderr, "\r\x1b[K")
 	}
 }

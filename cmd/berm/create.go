@@ -43,7 +43,7 @@ when it is usable.`,
 	flags.Int64Var(&o.Limits.PIDs, "pids", 0, "most processes and threads (default: the template's)")
 	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
 	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
-	cmd.RegisterFlagCompletionFunc("level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, "level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		o.Level, o.Limits.Memory, o.Limits.Disk = berm.Level(level), int64(memory), int64(disk)
 		o.Template, o.Timeout = "base", time.Duration(timeout)

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -61,15 +62,17 @@ The exit code is 0 when the namespace level is usable, else 1.`,
 
 func printProbes(w io.Writer, probes []berm.Probe, fixes bool) error {
 	style := terminal.StyleFor(w)
+	var out strings.Builder
+	line := func(format string, args ...any) { out.WriteString(fmt.Sprintf(format, args...) + "\n") }
 	for i, p := range probes {
 		usable := style.Good("usable")
 		if !p.Usable {
 			usable = style.Bad("not usable")
 		}
 		if i > 0 {
-			fmt.Fprintln(w)
+			line("")
 		}
-		fmt.Fprintf(w, "%s  %s\n", style.Bold("Level "+terminal.Escape(string(p.Level))), usable)
+		line("%s  %s", style.Bold("Level "+terminal.Escape(string(p.Level))), usable)
 		widest := 0
 		for _, f := range p.Features {
 			widest = max(widest, terminal.Width(terminal.Escape(f.Name)))
@@ -89,19 +92,17 @@ func printProbes(w io.Writer, probes []berm.Probe, fixes bool) error {
 				}
 			}
 			name := terminal.Escape(f.Name)
-			line := fmt.Sprintf("  %s  %s", mark, name)
 			if detail != "" {
-				line += fmt.Sprintf("%*s%s", widest-terminal.Width(name)+2, "", terminal.Escape(detail))
+				detail = fmt.Sprintf("%*s%s", widest-terminal.Width(name)+2, "", terminal.Escape(detail))
 			}
-			if _, err := fmt.Fprintln(w, line); err != nil {
-				return err
-			}
+			line("  %s  %s%s", mark, name, detail)
 			if !f.Found && f.Fix != "" && (f.Required || fixes) {
-				fmt.Fprintf(w, "           fix: %s\n", terminal.Escape(f.Fix))
+				line("           fix: %s", terminal.Escape(f.Fix))
 			}
 		}
 	}
-	return nil
+	_, err := io.WriteString(w, out.String())
+	return err
 }
 
 // join puts two remarks into one.

@@ -364,7 +364,7 @@ func TestCopyDirectory(t *testing.T) {
 	s.ok("cp", tree, id+":under/new")     // into what is there now
 	s.ok("cp", tree+"/.", id+":contents") // without its name
 	for _, name := range []string{"tree", "under/new/tree", "contents"} {
-		same(filepath.Join(tree), filepath.Join(s.server.Home, name))
+		same(tree, filepath.Join(s.server.Home, name))
 	}
 	back := t.TempDir()
 	s.ok("cp", id+":tree", back)

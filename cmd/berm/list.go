@@ -34,8 +34,8 @@ func newListCommand() *cobra.Command {
 	flags.StringArrayVarP(&metadata, "metadata", "m", nil, "only those with KEY=VALUE")
 	flags.StringVar(&filter.Template, "template", "", "only those made from this template")
 	quiet := flags.BoolP("quiet", "q", false, "print ids only")
-	cmd.RegisterFlagCompletionFunc("state", cobra.FixedCompletions([]string{"running", "paused"}, cobra.ShellCompDirectiveNoFileComp))
-	cmd.RegisterFlagCompletionFunc("template", completeTemplates)
+	completeFlag(cmd, "state", cobra.FixedCompletions([]string{"running", "paused"}, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, "template", completeTemplates)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		for _, s := range states {
 			if state := berm.State(s); state != berm.Running && state != berm.Paused {
@@ -64,7 +64,9 @@ func newListCommand() *cobra.Command {
 			return printJSON(out, all)
 		case *quiet:
 			for _, s := range all {
-				fmt.Fprintln(out, terminal.Escape(string(s.ID)))
+				if _, err := fmt.Fprintln(out, terminal.Escape(string(s.ID))); err != nil {
+					return err
+				}
 			}
 			return nil
 		}

@@ -76,7 +76,7 @@ func unknownCommand(cmd *cobra.Command, args []string) error {
 	}
 	err := berm.Errorf(berm.Invalid, "unknown command %q for %q", args[0], cmd.CommandPath())
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
-		err.WithHint("Did you mean %s?", strings.Join(near, " or "))
+		err = err.WithHint("Did you mean %s?", strings.Join(near, " or "))
 	}
 	return usageError{err}
 }
@@ -104,8 +104,9 @@ func usageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	os.Exit(run(ctx, os.Args[1:]))
+	code := run(ctx, os.Args[1:])
+	stop()
+	os.Exit(code)
 }
 
 func run(ctx context.Context, args []string) int {

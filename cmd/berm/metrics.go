@@ -57,11 +57,8 @@ func newMetricsCommand() *cobra.Command {
 				if *asJSON {
 					err = printJSONLine(out, m)
 				} else {
-					if header {
-						fmt.Fprintf(out, "%-19s  %6s  %4s  %8s  %8s  %8s  %8s\n", "TIME", "CPU %", "CPUS", "MEMORY", "OF", "DISK", "OF")
-						header = false
-					}
-					err = printMetric(out, m)
+					err = printMetric(out, m, header)
+					header = false
 				}
 				if err != nil {
 					return err
@@ -81,8 +78,12 @@ func newMetricsCommand() *cobra.Command {
 	return cmd
 }
 
-func printMetric(w io.Writer, m client.Metric) error {
-	_, err := fmt.Fprintf(w, "%-19s  %6.1f  %4d  %8s  %8s  %8s  %8s\n", m.Timestamp.Local().Format(time.DateTime),
+func printMetric(w io.Writer, m client.Metric, header bool) error {
+	line := ""
+	if header {
+		line = fmt.Sprintf("%-19s  %6s  %4s  %8s  %8s  %8s  %8s\n", "TIME", "CPU %", "CPUS", "MEMORY", "OF", "DISK", "OF")
+	}
+	_, err := fmt.Fprintf(w, "%s%-19s  %6.1f  %4d  %8s  %8s  %8s  %8s\n", line, m.Timestamp.Local().Format(time.DateTime),
 		m.CPUUsedPct, m.CPUCount, size(m.MemUsed), size(m.MemTotal), size(m.DiskUsed), size(m.DiskTotal))
 	return err
 }

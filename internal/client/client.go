@@ -176,13 +176,13 @@ func (c *Client) unreachable(err error) error {
 	var certificate *tls.CertificateVerificationError
 	switch {
 	case errors.Is(err, syscall.ECONNREFUSED):
-		e.WithHint("No server listens there. Start one with `berm serve`, or name yours: `berm context add NAME URL`, or the variable BERM_URL.")
+		return e.WithHint("No server listens there. Start one with `berm serve`, or name yours: `berm context add NAME URL`, or the variable BERM_URL.")
 	case errors.As(err, &certificate):
-		e.WithHint("If the certificate is your own, add its authority: `berm context add --ca FILE NAME URL`.")
+		return e.WithHint("If the certificate is your own, add its authority: `berm context add --ca FILE NAME URL`.")
 	case errors.Is(err, http.ErrSchemeMismatch):
-		e.WithHint("The server speaks plain HTTP on that port: use http:// in its address.")
+		return e.WithHint("The server speaks plain HTTP on that port: use http:// in its address.")
 	case errors.Is(err, context.DeadlineExceeded):
-		e.WithHint("The server took too long. Is it overloaded, or is a firewall between?")
+		return e.WithHint("The server took too long. Is it overloaded, or is a firewall between?")
 	}
 	return e
 }
@@ -192,7 +192,7 @@ func (c *Client) unreachable(err error) error {
 func (c *Client) refused(status int, body []byte) *berm.Error {
 	e := statusError(status, body)
 	if status == http.StatusUnauthorized {
-		e.WithHint("Set BERM_API_KEY to a key of %s, or store one: `berm context add NAME URL`. `berm key create` on the server makes a new one.", c.base)
+		return e.WithHint("Set BERM_API_KEY to a key of %s, or store one: `berm context add NAME URL`. `berm key create` on the server makes a new one.", c.base)
 	}
 	return e
 }

@@ -106,7 +106,7 @@ func (a *Agent) fileError(resp *http.Response) error {
 	}
 	e := statusError(resp.StatusCode, body)
 	if e.Kind == berm.Denied {
-		e.WithHint("--user names a user of the sandbox; the API key is not asked for here.")
+		return e.WithHint("--user names a user of the sandbox; the API key is not asked for here.")
 	}
 	return e
 }

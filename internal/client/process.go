@@ -60,7 +60,10 @@ func newStream[T any](cancel context.CancelFunc, s *connect.ServerStreamForClien
 			}
 			return nil, io.ErrUnexpectedEOF // the end event was to come first
 		},
-		close: func() { cancel(); s.Close() },
+		close: func() {
+			cancel()
+			_ = s.Close() // canceled
+		},
 	}
 }
 

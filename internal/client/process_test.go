@@ -247,7 +247,9 @@ func TestTerminal(t *testing.T) {
 	c.PTY = &client.Size{Cols: 91, Rows: 31}
 	_, _, p := start(t, t.Context(), c)
 	var out safeBuffer
+	typed := make(chan struct{})
 	go func() {
+		defer close(typed)
 		out.waitFor(t, "31 91")
 		if err := p.Resize(t.Context(), client.Size{Cols: 101, Rows: 41}); err != nil {
 			t.Error(err)
@@ -259,6 +261,7 @@ func TestTerminal(t *testing.T) {
 	if _, err := p.Wait(t.Context(), client.Output{Stdout: &out}); err != nil {
 		t.Fatal(err)
 	}
+	<-typed
 	if got := out.String(); !strings.Contains(got, "41 101") || !strings.Contains(got, "got word") {
 		t.Errorf("%q", got)
 	}

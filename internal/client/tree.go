@@ -84,7 +84,7 @@ func ReadTree(r io.Reader, dir string, skipped func(name, why string)) error {
 	if err != nil {
 		return err
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	t, parents := tar.NewReader(r), realDirs{root: root}
 	for {
 		h, err := t.Next()

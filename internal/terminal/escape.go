@@ -3,6 +3,7 @@ package terminal
 import (
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -117,7 +118,7 @@ func NewWriter(w io.Writer) *Writer { return &Writer{w: w} }
 func (w *Writer) Write(p []byte) (int, error) {
 	in := p
 	if len(w.held) > 0 {
-		in = append(w.held, p...)
+		in = slices.Concat(w.held, p)
 		w.held = nil
 	}
 	out := make([]byte, 0, len(in)+16)

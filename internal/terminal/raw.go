@@ -19,7 +19,7 @@ func Raw(f *os.File) (restore func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	return sync.OnceFunc(func() { term.Restore(int(f.Fd()), state) }), nil
+	return sync.OnceFunc(func() { _ = term.Restore(int(f.Fd()), state) }), nil
 }
 
 // Size of a terminal in characters.

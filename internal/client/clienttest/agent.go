@@ -101,7 +101,7 @@ func (a *agent) killAll() {
 	for pid, r := range a.processes {
 		r.mu.Lock()
 		if r.end == nil {
-			syscall.Kill(-int(pid), syscall.SIGKILL)
+			_ = syscall.Kill(-int(pid), syscall.SIGKILL)
 		}
 		r.mu.Unlock()
 	}
@@ -185,14 +185,14 @@ func (a *agent) Start(ctx context.Context, req *connect.Request[process.StartReq
 			begin()
 			go func() {
 				outputs.Wait()
-				cmd.Wait()
+				_ = cmd.Wait() // ProcessState has it
 				r.emit(ended(cmd.ProcessState))
 			}()
 		}
 		return s.Send(&process.StartResponse{Event: e})
 	})
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		syscall.Kill(-int(r.pid), syscall.SIGKILL)
+		_ = syscall.Kill(-int(r.pid), syscall.SIGKILL)
 		return connect.NewError(connect.CodeDeadlineExceeded, ctx.Err())
 	}
 	return err

@@ -270,7 +270,7 @@ func (s *Server) kill(w http.ResponseWriter, _ *http.Request, b *client.Sandbox)
 			break
 		}
 	}
-	w.WriteHeader(204)
+	w.WriteHeader(http.StatusNoContent)
 }
 
 // inspect knows the sandboxes of Exits too.
@@ -291,7 +291,7 @@ func (s *Server) pause(w http.ResponseWriter, _ *http.Request, b *client.Sandbox
 		return
 	}
 	b.State = berm.Paused
-	w.WriteHeader(204)
+	w.WriteHeader(http.StatusNoContent)
 }
 
 func (s *Server) connect(w http.ResponseWriter, _ *http.Request, b *client.Sandbox) {
@@ -328,7 +328,7 @@ func (s *Server) logs(w http.ResponseWriter, r *http.Request, _ *client.Sandbox)
 func reply(w http.ResponseWriter, status int, v any) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(v)
+	_ = json.NewEncoder(w).Encode(v)
 }
 
 func refuse(w http.ResponseWriter, status int, message string) {
