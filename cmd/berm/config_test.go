@@ -1,0 +1,102 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// serveFlags runs configure for `berm serve` and returns what the flags are then.
+func serveFlags(t *testing.T, file string, env map[string]string, args ...string) (get func(string) string, err error) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte(file), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := newServeCommand()
+	if err := cmd.ParseFlags(args); err != nil {
+		t.Fatal(err)
+	}
+	lookup := func(name string) (string, bool) { v, ok := env[name]; return v, ok }
+	err = configure(cmd, path, lookup)
+	return func(name string) string { return cmd.Flag(name).Value.String() }, err
+}
+
+func TestFlagWinsOverEnvironmentOverFile(t *testing.T) {
+	const file = "version: 1\nserve:\n  listen: file:1\n  data: file\n  max-sandboxes: 7\n  max-timeout: 2h\n"
+	get, err := serveFlags(t, file, map[string]string{"BERM_LISTEN": "env:2", "BERM_DATA": "env"}, "--listen", "flag:3")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{"listen": "flag:3", "data": "env", "max-sandboxes": "7", "max-timeout": "2h0m0s", "level": "auto"} {
+		if got := get(name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+}
+
+func TestConfigurationIsStrict(t *testing.T) {
+	for name, file := range map[string]string{
+		"no version":      "serve:\n  listen: a:1\n",
+		"other version":   "version: 2\n",
+		"unknown section": "version: 1\nserver:\n  listen: a:1\n",
+		"unknown setting": "version: 1\nserve:\n  lisen: a:1\n",
+		"help":            "version: 1\nserve:\n  help: true\n",
+		"wrong type":      "version: 1\nserve:\n  max-sandboxes: many\n",
+		"a list":          "version: 1\nserve:\n  listen: [a, b]\n",
+		"twice":           "version: 1\nserve:\n  listen: a:1\n  listen: b:1\n",
+		"no YAML":         "{",
+	} {
+		if _, err := serveFlags(t, file, nil); berm.KindOf(err) != berm.Invalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := serveFlags(t, "version: 1\n", map[string]string{"BERM_MAX_SANDBOXES": "x"}); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("bad environment: %v", err)
+	}
+	if err := configure(newServeCommand(), filepath.Join(t.TempDir(), "none"), os.LookupEnv); err == nil {
+		t.Error("a named file that is missing passed")
+	}
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	if err := configure(newServeCommand(), "", func(string) (string, bool) { return "", false }); err != nil {
+		t.Errorf("no file at all: %v", err)
+	}
+}
+
+func TestKeyCommands(t *testing.T) {
+	data := filepath.Join(t.TempDir(), "data")
+	keyCommand := func(args ...string) string {
+		t.Helper()
+		var out bytes.Buffer
+		root := newRootCommand()
+		root.SetOut(&out)
+		root.SetArgs(append([]string{"key", "--data", data}, args...))
+		if err := root.ExecuteContext(t.Context()); err != nil {
+			t.Fatalf("berm key %s: %v", args, err)
+		}
+		return out.String()
+	}
+	secret := strings.TrimSpace(keyCommand("create", "--name", "first\x1b[31m"))
+	if !regexp.MustCompile(`^e2b_[0-9a-f]{40}$`).MatchString(secret) {
+		t.Errorf("created %q", secret)
+	}
+	var made struct{ ID, Key string }
+	if err := json.Unmarshal([]byte(keyCommand("create", "--json")), &made); err != nil || made.Key == "" {
+		t.Errorf("%v %v", made, err)
+	}
+	list := keyCommand("ls")
+	if strings.Contains(list, secret) || strings.Contains(list, "\x1b") || strings.Count(list, "\n") != 3 {
+		t.Errorf("list:\n%s", list)
+	}
+	keyCommand("revoke", made.ID)
+	var keys []struct{ ID, Revoked string }
+	if err := json.Unmarshal([]byte(keyCommand("ls", "--json")), &keys); err != nil || len(keys) != 2 || keys[0].Revoked != "" || keys[1].Revoked == "" {
+		t.Errorf("%+v %v", keys, err)
+	}
+}
