@@ -28,6 +28,7 @@ func main() {
 }
 
 func run() error {
+	monitor.Trace("monitor runs")
 	// The end of a server or a terminal is no reason to stop keeping a sandbox. The
 	// signals are taken, not ignored: what is ignored stays so in every process inside.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGTERM, syscall.SIGPIPE)
@@ -65,6 +66,7 @@ func run() error {
 	if err := c.Create(&order); err != nil {
 		return err
 	}
+	monitor.Trace("order read")
 	return monitor.Keep(c, func(ctx context.Context) (*monitor.Life, error) {
 		s, err := launch.Start(ctx, order)
 		if err != nil {

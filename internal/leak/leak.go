@@ -101,7 +101,9 @@ func (s Snapshot) processes(scope Scope) {
 		line := string(stat)
 		end := strings.LastIndexByte(line, ')')
 		fields := strings.Fields(line[end+1:])
-		parents[pid], _ = strconv.Atoi(fields[1])
+		if parents[pid], _ = strconv.Atoi(fields[1]); fields[0] == "Z" && parents[pid] != os.Getpid() {
+			continue // dead; its parent, such as a slow process 1, is to blame
+		}
 		names[pid] = line[strings.IndexByte(line, '('):end+1] + " " + fields[0]
 		if cwd, err := os.Readlink(dir + "cwd"); err == nil && scope.inside(cwd) {
 			mine[pid] = true

@@ -246,6 +246,7 @@ func (d *Driver) check(spec berm.Spec) error {
 
 // Create makes a sandbox and returns when its agent answers.
 func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, error) {
+	monitor.Trace("create")
 	if err := d.check(spec); err != nil {
 		return nil, err
 	}
@@ -253,6 +254,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	if err != nil {
 		return nil, err
 	}
+	monitor.Trace("planned")
 	dir := d.path(spec.ID)
 	if err := os.Mkdir(dir, 0o700); errors.Is(err, fs.ErrExist) {
 		return nil, berm.Errorf(berm.AlreadyExists, "sandbox %s exists", spec.ID)
@@ -274,24 +276,28 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		return nil, err
 	}
 	cu.Add(s.abandon)
+	monitor.Trace("monitor answers")
 	if err := failpoint.Hit("driver.spawn"); err != nil {
 		return nil, err
 	}
 	if err := s.client.Create(ctx, order); err != nil {
 		return nil, err
 	}
+	monitor.Trace("created")
 	if err := failpoint.Hit("driver.create"); err != nil {
 		return nil, err
 	}
 	if err := s.health(ctx); err != nil {
 		return nil, err
 	}
+	monitor.Trace("healthy")
 	if err := failpoint.Hit("driver.health"); err != nil {
 		return nil, err
 	}
 	if err := s.client.Commit(ctx); err != nil {
 		return nil, err
 	}
+	monitor.Trace("committed")
 	cu.Release()
 	return s, nil
 }
@@ -335,20 +341,26 @@ func (d *Driver) image(size int64) (string, error) {
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
+	failed := func(err error) error { return berm.Errorf(berm.Internal, "make a disk image of %d bytes: %w", size, err) }
+	// What every copy starts with: the two directories that overlayfs wants.
+	content, err := os.MkdirTemp(filepath.Dir(path), "content-")
+	if err != nil {
+		return "", failed(err)
+	}
+	defer os.RemoveAll(content)
 	temporary := path + ".new"
 	defer os.Remove(temporary)
-	if err := os.WriteFile(temporary, nil, 0o600); err != nil {
-		return "", berm.Errorf(berm.Internal, "make a disk image: %w", err)
-	}
-	if err := os.Truncate(temporary, size); err != nil {
-		return "", berm.Errorf(berm.Internal, "make a disk image of %d bytes: %w", size, err)
+	err = errors.Join(os.Chmod(content, 0o755), os.Mkdir(filepath.Join(content, "upper"), 0o755), os.Mkdir(filepath.Join(content, "work"), 0o700),
+		os.WriteFile(temporary, nil, 0o600), os.Truncate(temporary, size))
+	if err != nil {
+		return "", failed(err)
 	}
 	// No journal, since no copy is mounted twice; tables are left unwritten, so that a
 	// copy is a few blocks; an inode for every 8 KiB, for trees of small files.
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	out, err := exec.CommandContext(ctx, mkfs(), "-q", "-F", "-O", "^has_journal,^resize_inode", "-m", "0", "-i", "8192",
-		"-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", temporary).CombinedOutput()
+		"-E", "lazy_itable_init=1,nodiscard,root_owner=0:0", "-d", content, temporary).CombinedOutput()
 	if errors.Is(err, exec.ErrNotFound) || errors.Is(err, fs.ErrNotExist) {
 		return "", berm.Errorf(berm.Unsupported, "no disk limit: mkfs.ext4 is not installed").WithHint("install e2fsprogs")
 	}
@@ -356,7 +368,7 @@ func (d *Driver) image(size int64) (string, error) {
 		return "", berm.Errorf(berm.Internal, "format a disk image: %w: %s", err, out)
 	}
 	if err := os.Rename(temporary, path); err != nil {
-		return "", berm.Errorf(berm.Internal, "make a disk image: %w", err)
+		return "", failed(err)
 	}
 	return path, nil
 }

@@ -65,6 +65,7 @@ func (s *sandbox) spawn(ctx context.Context, dir string) error {
 		conn.Close()
 		return berm.Errorf(berm.Internal, "start the monitor: %w", err)
 	}
+	monitor.Trace("monitor started")
 	ended := make(chan struct{})
 	go func() {
 		cmd.Wait()
@@ -212,8 +213,10 @@ func (s *sandbox) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, erro
 		return *s.exit, nil
 	}
 	limited, cancel := context.WithTimeout(ctx, killLimit)
+	monitor.Trace("kill")
 	exit, err := s.client.Kill(limited, reason)
 	cancel()
+	monitor.Trace("killed")
 	if err == nil && s.ended != nil {
 		select {
 		case <-s.ended:
@@ -224,7 +227,9 @@ func (s *sandbox) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, erro
 	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), 2*killLimit)
 	defer cancel()
 	s.endMonitor()
+	monitor.Trace("monitor reaped")
 	recorded, err2 := s.driver.remove(ctx, s.id)
+	monitor.Trace("removed")
 	if err2 != nil {
 		return exit, err2
 	}

@@ -22,6 +22,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
+	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
 // Sandbox is a running sandbox as its monitor holds it. It is a monitor.Wall.
@@ -74,6 +75,7 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 		return nil, err
 	}
 	cu.Add(s.removeGroup)
+	monitor.Trace("control group made")
 	if err := failpoint.Hit("launch.cgroup"); err != nil {
 		return nil, err
 	}
@@ -81,6 +83,7 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 		return nil, err
 	}
 	cu.Add(func() { s.Kill(); s.reap() })
+	monitor.Trace("init started")
 	if err := failpoint.Hit("launch.spawn"); err != nil {
 		return nil, err
 	}
@@ -112,6 +115,7 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 			fds = append(fds, tree)
 		}
 	}
+	monitor.Trace("channels and trees")
 	m := <-upper
 	upper = nil
 	if m.err != nil {
@@ -132,6 +136,7 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 			}
 		}
 	}
+	monitor.Trace("mounts prepared")
 	if err := failpoint.Hit("launch.mounts"); err != nil {
 		return nil, err
 	}
@@ -141,6 +146,7 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 	if err := s.awaitAgent(ctx); err != nil {
 		return nil, err
 	}
+	monitor.Trace("agent ready")
 	if err := failpoint.Hit("launch.ready"); err != nil {
 		return nil, err
 	}
@@ -413,6 +419,8 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 		text := string(message[1:n])
 		s.mu.Lock()
 		switch message[0] {
+		case plan.Started:
+			monitor.Trace("agent started by init")
 		case plan.Failed:
 			s.failure = text
 		case plan.AgentLost:
@@ -483,6 +491,7 @@ func (s *Sandbox) Kill() {
 // The exit has the reason that can be seen from outside.
 func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit {
 	status := s.reap()
+	monitor.Trace("init reaped")
 	exit := berm.Exit{At: time.Now().UTC(), Code: -1}
 	s.mu.Lock()
 	exit.Detail = s.failure
@@ -508,7 +517,12 @@ func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit
 	}
 	keep(exit)
 	s.removeGroup()
+	monitor.Trace("control group removed")
+	if s.order.Upper.Image != "" {
+		discard(s.upper)
+	}
 	s.close()
+	monitor.Trace("closed")
 	return exit
 }
 
