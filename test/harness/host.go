@@ -113,8 +113,9 @@ func descriptors(host Host, pid string) {
 	entries, _ := os.ReadDir("/proc/" + pid + "/fd")
 	for _, entry := range entries {
 		target, err := os.Readlink("/proc/" + pid + "/fd/" + entry.Name())
-		// A client's idle connection to the server is no leak of a sandbox.
-		if err != nil || strings.HasPrefix(target, "socket:") {
+		// A client's idle connection is no leak of a sandbox, nor is one more
+		// connection to the database, of which there are a few at most.
+		if err != nil || strings.HasPrefix(target, "socket:") || strings.Contains(target, "/berm.db") {
 			continue
 		}
 		host["descriptor "+entry.Name()] = target
@@ -176,7 +177,8 @@ func Cgroups() []string {
 func cgroups(host Host) {
 	for _, group := range Cgroups() {
 		filepath.WalkDir(group, func(path string, entry fs.DirEntry, err error) error {
-			if err == nil && entry.IsDir() && path != group {
+			// The group "berm" itself holds the sandboxes of every server and stays.
+			if err == nil && entry.IsDir() && path != group && path != filepath.Join(group, "berm") {
 				host["cgroup "+path] = ""
 			}
 			return nil
@@ -205,7 +207,7 @@ func DataDir() (string, error) { return os.MkdirTemp("", dataPrefix) }
 // volatile lists settings that the kernel changes by itself.
 var volatile = []string{
 	"random/", "ns_last_pid", "file-nr", "inode-nr", "inode-state", "dentry-state", "aio-nr", "pty/nr",
-	"perf_event_max_sample_rate", "sched_domain", "tainted", "epoll/",
+	"perf_event_max_sample_rate", "sched_domain", "tainted", "epoll/", "quota/",
 }
 
 func sysctls(host Host) {

@@ -109,6 +109,10 @@ func setUp() error {
 	if err := unix.Mount("", "/proc/sys", "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		return fmt.Errorf("/proc/sys read-only: %w", err)
 	}
+	// Memory files of other users of the machine come and go.
+	if err := unix.Mount("tmpfs", "/dev/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, ""); err != nil {
+		return fmt.Errorf("/dev/shm: %w", err)
+	}
 	return loopbackUp()
 }
 

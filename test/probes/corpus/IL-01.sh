@@ -10,4 +10,4 @@ for pid in $(ls /proc | grep -E '^[0-9]+$'); do
 	tr '\0' '\n' <"/proc/$pid/environ" 2>/dev/null | grep -v ^HOST_CANARY
 	tr '\0' ' ' <"/proc/$pid/cmdline" 2>/dev/null
 done
-echo done
+printf '\ndone\n'
