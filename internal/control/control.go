@@ -117,11 +117,17 @@ func (m *Manager) Start(ctx context.Context) error {
 		if known[id] {
 			continue
 		}
-		m.Log.Warn("removing a sandbox that no session owns", "sandbox", id)
-		if _, err := m.Engine.Remove(ctx, id); err != nil {
-			// Its host ids stay leased, so it is in nobody's way.
-			m.Log.Error("removing a sandbox failed", "sandbox", id, "error", err)
-		}
+		group.Go(func() error {
+			m.Log.Warn("removing a sandbox that no session owns", "sandbox", id)
+			if _, err := m.evict(ctx, id, berm.ReasonKilled); err != nil {
+				// Its host ids stay leased, so it is in nobody's way.
+				m.Log.Error("removing a sandbox failed", "sandbox", id, "error", err)
+			}
+			return nil
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return err
 	}
 	m.work.Go(m.sampleLoop)
 	m.work.Go(m.pruneLoop)
@@ -177,6 +183,16 @@ func (m *Manager) open(ctx context.Context, id berm.SandboxID) (handle berm.Sand
 			return nil, status, err
 		}
 	}
+}
+
+// evict ends a sandbox to which there is no handle, dead or alive.
+func (m *Manager) evict(ctx context.Context, id berm.SandboxID, reason berm.Reason) (berm.Exit, error) {
+	handle, err := m.Engine.Open(ctx, id)
+	if err != nil {
+		return m.Engine.Remove(ctx, id)
+	}
+	defer handle.Close()
+	return handle.Kill(ctx, reason)
 }
 
 // Close lets all sandboxes go and leaves them alive.

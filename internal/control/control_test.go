@@ -423,6 +423,7 @@ func TestRestartFindsSandboxes(t *testing.T) {
 	}
 	w.Manager.Close()
 	w.engine.End(dying.ID, berm.ReasonOOM)
+	w.engine.End(lost.ID, "")
 	w.engine.Remove(ctx, lost.ID)
 	orphan := berm.Spec{ID: berm.NewSandboxID()}
 	w.engine.Create(ctx, orphan)

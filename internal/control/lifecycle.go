@@ -120,7 +120,7 @@ func (m *Manager) discard(handle berm.Sandbox) {
 	defer cancel()
 	id := handle.ID()
 	if _, err := handle.Kill(ctx, berm.ReasonKilled); err != nil {
-		m.Log.Error("a sandbox that could not be kept is left", "sandbox", id, "error", err)
+		m.Log.Error("a sandbox that could not be kept is left until the next start", "sandbox", id, "error", err)
 	}
 	handle.Close()
 	m.tell(id, system, audit.SandboxExit, audit.OK, "could not be kept", nil)

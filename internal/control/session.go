@@ -269,8 +269,8 @@ func (s *session) ended(exit berm.Exit) {
 func (s *session) bury(exit berm.Exit) {
 	// A sandbox that has just died is still being taken away: Kill waits for that, where
 	// Remove would find it alive.
-	remove := func(ctx context.Context) (berm.Exit, error) { return s.m.Engine.Remove(ctx, s.info.ID) }
-	take := remove
+	evict := func(ctx context.Context) (berm.Exit, error) { return s.m.evict(ctx, s.info.ID, exit.Reason) }
+	take := evict
 	if handle := s.current(); handle != nil {
 		take = func(ctx context.Context) (berm.Exit, error) { return handle.Kill(ctx, exit.Reason) }
 	}
@@ -278,7 +278,7 @@ func (s *session) bury(exit berm.Exit) {
 		ctx, cancel := context.WithTimeout(s.m.ctx, transitionTime)
 		found, err := take(ctx)
 		cancel()
-		take = remove
+		take = evict
 		if err == nil {
 			if found != (berm.Exit{}) {
 				exit = found

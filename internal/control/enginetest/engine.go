@@ -96,6 +96,9 @@ func (e *Engine) Remove(_ context.Context, id berm.SandboxID) (berm.Exit, error)
 		return berm.Exit{}, err
 	}
 	s := e.find(id)
+	if s != nil && s.alive() {
+		return berm.Exit{}, berm.Errorf(berm.Conflict, "sandbox %s lives", id)
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.sandboxes, id)
