@@ -34,6 +34,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/embedded"
 	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
+	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
@@ -249,6 +250,11 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	monitor.Trace("create")
 	if err := d.check(spec); err != nil {
 		return nil, err
+	}
+	if d.upper(spec) == upperMemory {
+		if err := feature.TmpfsAttributes.Check(ctx); err != nil {
+			return nil, berm.Errorf(berm.Unsupported, "no writable layer for an ordinary user: %w", err).WithHint("use Linux 6.6, or run berm serve as root")
+		}
 	}
 	order, err := d.order(spec)
 	if err != nil {

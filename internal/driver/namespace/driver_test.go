@@ -171,3 +171,17 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+func TestProbe(t *testing.T) {
+	p := newDriver(t, Config{Data: dataDir(t)}).Probe(t.Context())
+	for _, f := range p.Features {
+		t.Logf("%+v", f)
+		if !f.Found && f.Fix == "" {
+			t.Errorf("%s is missing, and nothing says what to do about it", f.Name)
+		}
+	}
+	// The suite runs here, so it has to be usable.
+	if !p.Usable {
+		t.Errorf("%+v", p)
+	}
+}

@@ -2,11 +2,64 @@ package namespace
 
 import (
 	"context"
+	"os"
+	"os/exec"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
+	"github.com/berm-sandbox/berm/internal/kernel/feature"
 )
 
 // Probe says what this host offers to the level.
-func (d *Driver) Probe(ctx context.Context) berm.Probe {
-	return berm.Probe{Level: berm.Namespace, Usable: true}
+func (d *Driver) Probe(ctx context.Context) berm.Probe { return Probe(ctx, d.config) }
+
+// Probe says what this host offers to the level, for the user of this process. It makes
+// no driver and needs no data directory: where it is absent, the directory for temporary
+// files is looked at instead.
+func Probe(ctx context.Context, config Config) berm.Probe {
+	if _, err := os.Stat(config.Data); err != nil {
+		config.Data = os.TempDir()
+	}
+	groups := cgroup.Config{Parent: config.CgroupParent}
+	required := []*feature.Test{feature.Kernel, feature.UserNamespaces, feature.AllNamespaces, feature.MountAPI, feature.Overlay, feature.Seccomp, feature.Pidfd}
+	optional := []*feature.Test{feature.Landlock}
+	if os.Geteuid() == 0 {
+		required = append(required, feature.IDMappedMounts(config.Data))
+		optional = append(optional, feature.MemfdExec, feature.LoopDevices)
+	} else {
+		required = append(required, feature.UnprivilegedUserNamespaces, feature.TmpfsAttributes, feature.MemfdExec)
+		optional = append(optional, feature.SubordinateIDs)
+	}
+	optional = append(optional, feature.DiskLimit, feature.Cgroups(groups))
+	for _, controller := range []string{"memory", "cpu", "pids", "io", "freezer"} {
+		optional = append(optional, feature.Limit(groups, controller))
+	}
+	optional = append(optional, feature.CgroupKill(groups), feature.RaiseLimits)
+
+	p := berm.Probe{Level: berm.Namespace, Usable: true}
+	for _, test := range required {
+		f := test.Probe(ctx)
+		f.Required = true
+		p.Usable = p.Usable && f.Found
+		p.Features = append(p.Features, f)
+	}
+	for _, test := range optional {
+		p.Features = append(p.Features, test.Probe(ctx))
+	}
+	if os.Geteuid() == 0 {
+		p.Features = append(p.Features, formatter())
+	}
+	return p
+}
+
+// formatter is what makes the images of limited disks.
+func formatter() berm.Feature {
+	f := berm.Feature{Name: "mkfs.ext4", Fix: "install e2fsprogs"}
+	path, err := exec.LookPath(mkfs())
+	if f.Found = err == nil; f.Found {
+		f.Detail, f.Fix = path, ""
+	} else {
+		f.Detail = err.Error()
+	}
+	return f
 }
