@@ -256,6 +256,7 @@ func (a *attachment) terminalInput(r io.Reader) {
 			if escape.leaves(b) || b == 3 && a.lost.Load() {
 				n = i
 				a.leave(exitError(128 + int(syscall.SIGHUP)))
+				break
 			}
 		}
 		data := append([]byte(nil), buf[:n]...)
@@ -267,15 +268,6 @@ func (a *attachment) terminalInput(r io.Reader) {
 			case <-a.ctx.Done():
 				return
 			case typed <- data:
-			default:
-				if !a.lost.Load() { // wait, unless nobody takes it
-					select {
-					case <-a.ctx.Done():
-						return
-					case typed <- data:
-					case <-time.After(time.Second):
-					}
-				}
 			}
 		}
 		if err != nil || a.ctx.Err() != nil {

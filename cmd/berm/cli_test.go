@@ -159,6 +159,17 @@ func TestUsageErrorsExitWith2(t *testing.T) {
 	}
 }
 
+func TestHelpBehindTheSandbox(t *testing.T) {
+	s := newSetup(t)
+	if got := s.ok("exec", "i0abc", "--help"); !strings.Contains(got, "berm exec SANDBOX") {
+		t.Errorf("%q", got)
+	}
+	id := string(s.server.Add(client.Sandbox{}).ID)
+	if got := s.ok("exec", id, "echo", "--help"); got != "--help\n" {
+		t.Errorf("the command's own flag: %q", got)
+	}
+}
+
 func TestErrors(t *testing.T) {
 	s := newSetup(t)
 	for _, test := range []struct {

@@ -43,6 +43,9 @@ to the command and what it started; a second one kills it.`,
 		id := args[0]
 		// Flags may stand behind the sandbox too.
 		args, err := laterFlags(cmd, args[1:])
+		if help, _ := cmd.Flags().GetBool("help"); help {
+			return cmd.Help()
+		}
 		if err != nil {
 			return err
 		}

@@ -59,12 +59,18 @@ func New(c Config) (*Client, error) {
 	if strings.ContainsFunc(c.Key, func(r rune) bool { return r <= ' ' || r >= 0x7f }) {
 		return nil, berm.Errorf(berm.Invalid, "the API key holds blanks or characters outside ASCII")
 	}
+	// A peer that vanished is noticed within 35 s, also while nothing is sent: a shell
+	// can then take up its connection again.
+	dialer := &net.Dialer{Timeout: 10 * time.Second, KeepAliveConfig: net.KeepAliveConfig{
+		Enable: true, Idle: 20 * time.Second, Interval: 5 * time.Second, Count: 3,
+	}}
 	transport := &http.Transport{
 		Proxy:                 http.ProxyFromEnvironment,
-		DialContext:           (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
+		DialContext:           dialer.DialContext,
 		TLSHandshakeTimeout:   10 * time.Second,
 		ExpectContinueTimeout: time.Second,
 		ForceAttemptHTTP2:     true,
+		HTTP2:                 &http.HTTP2Config{SendPingTimeout: 20 * time.Second, PingTimeout: 15 * time.Second},
 		MaxIdleConnsPerHost:   8,
 		IdleConnTimeout:       90 * time.Second,
 		WriteBufferSize:       64 << 10,
