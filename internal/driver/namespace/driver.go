@@ -347,7 +347,9 @@ func (d *Driver) image(size int64) (string, error) {
 	if _, err := os.Stat(path); err == nil {
 		return path, nil
 	}
-	failed := func(err error) error { return berm.Errorf(berm.Internal, "make a disk image of %d bytes: %w", size, err) }
+	failed := func(err error) error {
+		return berm.Errorf(berm.Internal, "make a disk image of %d bytes: %w", size, err)
+	}
 	// What every copy starts with: the two directories that overlayfs wants.
 	content, err := os.MkdirTemp(filepath.Dir(path), "content-")
 	if err != nil {

@@ -5,11 +5,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/driver/drivertest"
@@ -20,8 +23,14 @@ import (
 // ordinaryUser is an id that no account of a host has. The tests run again as it.
 const ordinaryUser = 1_987_654
 
-// ordinaryVariable holds the directory that such a run works in.
-const ordinaryVariable = "BERM_TEST_ORDINARY_USER"
+// subordinateIDs are those that one of these runs may map.
+const subordinateIDs = 0x50000000
+
+// What such a run works with.
+const (
+	dirVariable  = "BERM_TEST_DIR"  // a directory of its own
+	rootVariable = "BERM_TEST_ROOT" // a template, owned as it is to be
+)
 
 var leases atomic.Uint32
 
@@ -44,7 +53,7 @@ func newDriver(t testing.TB, config Config) *Driver {
 // dataDir makes a data directory. As root it may not be below a directory of another
 // user, and for the kernel's sake its path must be short.
 func dataDir(t testing.TB) string {
-	base := os.Getenv(ordinaryVariable)
+	base := os.Getenv(dirVariable)
 	dir, err := os.MkdirTemp(base, "berm-driver-")
 	if err != nil {
 		t.Fatal(err)
@@ -133,20 +142,62 @@ func monitorOf(t *testing.T, id berm.SandboxID) int {
 
 // TestDriver runs the suite as whoever runs the tests.
 func TestDriver(t *testing.T) {
-	root := drivertest.Root(t, t.TempDir(), os.Geteuid())
+	root := os.Getenv(rootVariable)
+	if root == "" {
+		root = drivertest.Root(t, t.TempDir(), os.Geteuid())
+	}
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness { return harness(t, root) })
 }
 
-// TestOrdinaryUser runs the suite again as a user without any rights.
+// TestOrdinaryUser runs the suite again as a user without any rights: one who has no id
+// but the own, and one who has subordinate ids.
 func TestOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("TestDriver runs as an ordinary user already")
 	}
+	t.Run("SingleID", func(t *testing.T) { runAsUser(t, ordinaryUser) })
+	t.Run("SubordinateIDs", func(t *testing.T) {
+		if _, err := exec.LookPath("newuidmap"); err != nil {
+			t.Skip("newuidmap is not installed (package uidmap)")
+		}
+		// The tables of the system are covered for this thread and its children alone. It
+		// is never unlocked, so it ends with the test.
+		runtime.LockOSThread()
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			t.Fatal(err)
+		}
+		passwd, err := os.ReadFile("/etc/passwd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		grant := fmt.Sprintf("berm-test:%d:%d\n", subordinateIDs, berm.IDsPerSandbox)
+		for path, content := range map[string]string{
+			"/etc/passwd": fmt.Sprintf("%sberm-test:x:%d:%d::/:/bin/sh\n", passwd, ordinaryUser, ordinaryUser),
+			"/etc/subuid": grant, "/etc/subgid": grant,
+		} {
+			file := filepath.Join(t.TempDir(), "table")
+			if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
+				t.Fatal(err)
+			}
+		}
+		runAsUser(t, subordinateIDs)
+	})
+}
+
+// runAsUser runs TestDriver as an ordinary user, with a template that belongs to owner.
+func runAsUser(t *testing.T, owner int) {
 	dir, err := os.MkdirTemp("", "berm-user-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
+	root := drivertest.Root(t, dir, owner)
 	if err := os.Chown(dir, ordinaryUser, ordinaryUser); err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +214,7 @@ func TestOrdinaryUser(t *testing.T) {
 	cmd := exec.Command("/proc/self/fd/3", args...)
 	cmd.ExtraFiles = []*os.File{self}
 	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), ordinaryVariable+"="+dir, "TMPDIR="+dir, "HOME="+dir)
+	cmd.Env = append(os.Environ(), dirVariable+"="+dir, rootVariable+"="+root, "TMPDIR="+dir, "HOME="+dir)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser}}
 	out, err := cmd.CombinedOutput()
 	t.Logf("as user %d:\n%s", ordinaryUser, out)
