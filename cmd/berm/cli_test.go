@@ -165,7 +165,7 @@ func TestHelpBehindTheSandbox(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 	id := string(s.server.Add(client.Sandbox{}).ID)
-	if got := s.ok("exec", id, "echo", "--help"); got != "--help\n" {
+	if got := s.ok("exec", id, "printf", "%s", "--help"); got != "--help" {
 		t.Errorf("the command's own flag: %q", got)
 	}
 }
