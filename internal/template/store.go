@@ -74,16 +74,33 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := makePrivate(dir); err != nil {
+		return nil, err
+	}
 	for _, sub := range []string{"layers", "leases", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the template store: %w", err)
 		}
 	}
-	// Layers hold set-uid files of every image: nobody else may get at them.
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return nil, berm.Errorf(berm.Denied, "the template store must be private: %w", err)
-	}
 	return &Store{dir: dir, ids: hostIDs()}, nil
+}
+
+// makePrivate makes a directory that is the caller's alone: layers hold set-uid
+// files of every image. A directory that others may enter is not closed to them:
+// it may be /tmp.
+func makePrivate(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return berm.Errorf(berm.Internal, "make the template store: %w", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(dir, &st); err != nil {
+		return berm.Errorf(berm.Internal, "the template store %s: %w", dir, err)
+	}
+	if int(st.Uid) != os.Geteuid() || st.Mode&0o077 != 0 {
+		return berm.Errorf(berm.Denied, "the template store %s must belong to you and be closed to others", dir).
+			WithHint("Use another directory, or `chmod 700 %s`.", dir)
+	}
+	return nil
 }
 
 // Dir is the store's absolute path.

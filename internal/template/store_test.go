@@ -290,11 +290,18 @@ func TestStoreIsPrivate(t *testing.T) {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(dir); err != nil {
+	if _, err := Open(dir); err == nil || berm.KindOf(err) != berm.Denied {
+		t.Errorf("a directory that others may enter: %v", err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("its mode is now %v, %v", info.Mode(), err)
+	}
+	s, err := Open(filepath.Join(dir, "new"))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-		t.Errorf("mode %v, %v", info.Mode(), err)
+	if info, err := os.Stat(s.dir); err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("the store's mode is %v, %v", info.Mode(), err)
 	}
 }
 
