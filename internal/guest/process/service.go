@@ -57,6 +57,7 @@ func (s *Service) Start(ctx context.Context, req *connect.Request[pb.StartReques
 		}
 		return stream.Send(&pb.StartResponse{Event: ev})
 	}
+	reserveThreads()
 	p, err = c.start()
 	if missing, ok := errors.AsType[*missingError](err); ok {
 		return sendMissing(send, missing)
