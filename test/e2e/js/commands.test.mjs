@@ -101,9 +101,11 @@ test('terminal: size, input, resize, reconnect, end', async () => {
   await sandbox.pty.resize(terminal.pid, { cols: 101, rows: 41 })
   await type('stty size\n')
   await until(/41 101/)
-  await type('\x03sleep 100\n')
-  await wait(300)
+  await type('sleep 100\n')
+  await wait(500)
   await type('\x03')
+  await until(/\^C/)
+  await wait(500) // the terminal drops what is typed along with an interrupt
   await type('echo alive-$((6*7))\n')
   await until(/alive-42/)
 
