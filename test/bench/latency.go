@@ -18,6 +18,7 @@ type steps struct {
 	first  time.Duration // start of the command to its first output
 	total  time.Duration // create request to first output
 	kill   time.Duration // request to answer of the kill call
+	server []harness.Step
 }
 
 // once makes a sandbox, runs a command until its first output and kills it.
@@ -28,7 +29,7 @@ func (b *bench) once(ctx context.Context) (steps, error) {
 	if err != nil {
 		return s, fmt.Errorf("create: %w", err)
 	}
-	s.create = time.Since(start)
+	s.create, s.server = time.Since(start), sandbox.Steps
 	begun := time.Now()
 	_, err = sandbox.Run(ctx, harness.Command{
 		Path: "/bin/echo", Args: []string{"ok"},
@@ -95,6 +96,17 @@ func (b *bench) create(ctx context.Context) error {
 			t := column(all, step.of)
 			fmt.Printf("  %-24s %v\n", step.name, t)
 			row[step.name] = t.summary()
+		}
+		// What the server says that each step inside of its create took.
+		for i, step := range all[0].server {
+			t := column(all, func(s steps) time.Duration {
+				if i < len(s.server) {
+					return s.server[i].Took
+				}
+				return 0
+			})
+			fmt.Printf("    in create: %-12s %v\n", step.Name, t)
+			row["in create: "+step.Name] = t.summary()
 		}
 		b.results[fmt.Sprintf("at_once_%d", level.atOnce)] = row
 	}

@@ -26,17 +26,22 @@ func (e *StatusError) Error() string { return fmt.Sprintf("HTTP %d: %s", e.Statu
 
 // Call sends one request of the control plane. in and out may be nil.
 func (s *Server) Call(ctx context.Context, method, path string, in, out any) error {
+	_, err := s.call(ctx, method, path, in, out)
+	return err
+}
+
+func (s *Server) call(ctx context.Context, method, path string, in, out any) (http.Header, error) {
 	var body io.Reader
 	if in != nil {
 		encoded, err := json.Marshal(in)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		body = bytes.NewReader(encoded)
 	}
 	request, err := http.NewRequestWithContext(ctx, method, s.URL+path, body)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	request.Header.Set("X-API-Key", s.Key)
 	if in != nil {
@@ -44,9 +49,9 @@ func (s *Server) Call(ctx context.Context, method, path string, in, out any) err
 	}
 	response, err := s.client.Do(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return decode(response, out)
+	return response.Header, decode(response, out)
 }
 
 func decode(response *http.Response, out any) error {
@@ -66,7 +71,16 @@ type Sandbox struct {
 	ID    string `json:"sandboxID"`
 	Token string `json:"envdAccessToken"`
 
+	// Steps is what the server says each step of the creation took, in order.
+	Steps []Step
+
 	server *Server
+}
+
+// Step is one part of a creation.
+type Step struct {
+	Name string
+	Took time.Duration
 }
 
 // Create makes a sandbox of template "base" that lives for timeout. options are
@@ -77,7 +91,17 @@ func (s *Server) Create(ctx context.Context, timeout time.Duration, options map[
 		body[name] = value
 	}
 	sandbox := &Sandbox{server: s}
-	return sandbox, s.Call(ctx, "POST", "/v2/sandboxes", body, sandbox)
+	header, err := s.call(ctx, "POST", "/v2/sandboxes", body, sandbox)
+	if err != nil {
+		return nil, err
+	}
+	for entry := range strings.SplitSeq(header.Get("Server-Timing"), ", ") {
+		name, took, ok := strings.Cut(entry, ";dur=")
+		if ms, err := strconv.ParseFloat(took, 64); ok && err == nil {
+			sandbox.Steps = append(sandbox.Steps, Step{name, time.Duration(ms * float64(time.Millisecond))})
+		}
+	}
+	return sandbox, nil
 }
 
 // Kill ends the sandbox.
