@@ -7,14 +7,13 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
-	"github.com/berm-sandbox/berm/internal/kernel/feature"
+	"github.com/berm-sandbox/berm/internal/driver/namespace"
+	"github.com/berm-sandbox/berm/internal/embedded"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
@@ -85,7 +84,7 @@ func printProbes(w io.Writer, probes []berm.Probe, fixes bool) error {
 					mark = style.Dim("absent ")
 				}
 				if f.MinVersion != "" {
-					detail = join(detail, "needs Linux "+f.MinVersion)
+					detail = join(detail, "in Linux since "+f.MinVersion)
 				}
 				if f.Required {
 					detail = join(detail, "required")
@@ -113,87 +112,24 @@ func join(a, b string) string {
 	return a + "; " + b
 }
 
-// probeHost asks the drivers and tries the features that they build on. The drivers
-// get a data directory of their own: one of a server might be in use, or might not be
-// theirs to write.
+// probeHost asks the level about this host, and this build about the level: a build
+// without the helper programs has all that it needs of the host and still can do
+// nothing.
 func probeHost(ctx context.Context) ([]berm.Probe, error) {
-	data, err := os.MkdirTemp("", "berm-doctor-")
-	if err != nil {
-		return nil, err
-	}
-	defer os.RemoveAll(data)
-	var probes []berm.Probe
-	all, err := drivers(data)
-	if err != nil {
-		cause := berm.Feature{Name: "driver", Required: true, Detail: err.Error(), Fix: berm.HintOf(err)}
-		probes = []berm.Probe{{Level: berm.Namespace, Features: []berm.Feature{cause}}}
-	}
-	for _, d := range all {
-		probes = append(probes, d.Probe(ctx))
-	}
-	for i := range probes {
-		if probes[i].Level == berm.Namespace {
-			addFeatures(ctx, &probes[i], namespaceNeeds(existing(defaultData())))
+	p := namespace.Probe(ctx, namespace.Config{Data: existing(defaultData())})
+	helpers := berm.Feature{Name: "helper programs", Found: true, Required: true}
+	for _, name := range []string{embedded.Monitor, embedded.Init, embedded.Guest} {
+		if _, err := embedded.Binary(name); err != nil {
+			helpers.Found, helpers.Detail, helpers.Fix = false, err.Error(), berm.HintOf(err)
+			p.Usable = false
 		}
 	}
-	return probes, nil
+	p.Features = append(p.Features, helpers)
+	return []berm.Probe{p}, nil
 }
 
-// need is a feature that a level can use.
-type need struct {
-	test     *feature.Test
-	required bool
-}
-
-// namespaceNeeds lists what the namespace level can use, for data below dir.
-func namespaceNeeds(dir string) []need {
-	root := os.Geteuid() == 0
-	groups := cgroup.Config{}
-	return []need{
-		{feature.Kernel, true},
-		{feature.UserNamespaces, true},
-		{feature.UnprivilegedUserNamespaces, !root},
-		{feature.SubordinateIDs, false},
-		{feature.AllNamespaces, true},
-		{feature.MountAPI, true},
-		{feature.Overlay, true},
-		{feature.IDMappedMounts(dir), root},
-		{feature.Seccomp, true},
-		{feature.Landlock, false},
-		{feature.Pidfd, true},
-		{feature.MemfdExec, true},
-		{feature.Cgroups(groups), false},
-		{feature.Limit(groups, "memory"), false},
-		{feature.Limit(groups, "cpu"), false},
-		{feature.Limit(groups, "pids"), false},
-		{feature.Limit(groups, "io"), false},
-		{feature.Limit(groups, "freezer"), false},
-		{feature.CgroupKill(groups), false},
-		{feature.LoopDevices, false},
-		{feature.DiskLimit, false},
-		{feature.TmpfsAttributes, false},
-		{feature.Reflink(dir), false},
-		{feature.RaiseLimits, false},
-		{feature.SecurityModules, false},
-	}
-}
-
-// addFeatures tries what a driver has not told of itself. A required feature that is
-// missing makes the level unusable.
-func addFeatures(ctx context.Context, p *berm.Probe, needs []need) {
-	for _, n := range needs {
-		told := func(f berm.Feature) bool { return f.Name == n.test.Name }
-		if slices.ContainsFunc(p.Features, told) {
-			continue
-		}
-		f := n.test.Probe(ctx)
-		f.Required = n.required
-		p.Features = append(p.Features, f)
-		p.Usable = p.Usable && (f.Found || !f.Required)
-	}
-}
-
-// existing is a directory, or its nearest parent that exists.
+// existing is a directory, or its nearest parent that exists: what matters is the file
+// system.
 func existing(dir string) string {
 	for {
 		if _, err := os.Stat(dir); err == nil || dir == filepath.Dir(dir) {
