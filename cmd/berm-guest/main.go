@@ -43,6 +43,9 @@ func main() {
 	file := flag.String("config", "", "read the configuration from `FILE`, as JSON")
 	flag.Parse()
 
+	// Started through a descriptor, it would be listed under the descriptor's number.
+	os.WriteFile("/proc/self/comm", []byte("berm-guest"), 0)
+
 	debug.SetGCPercent(gcPercent)
 	syscall.Umask(0o022)
 	// Nothing that the agent was given may reach its children. Not every seccomp
