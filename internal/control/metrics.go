@@ -40,7 +40,7 @@ func (m *Manager) sampleLoop() {
 				group.Go(func() error { s.sample(); return nil })
 			}
 		}
-		group.Wait()
+		_ = group.Wait() // none fails
 	}
 }
 

@@ -128,7 +128,7 @@ func (s *session) pause(ctx context.Context, actor audit.Actor) error {
 	}
 	id := s.info.ID
 	if err := s.m.emit(id, actor, audit.SandboxPause, audit.OK, "", nil); err != nil {
-		s.end(berm.Running, nil)
+		_ = s.end(berm.Running, nil)
 		return err
 	}
 	ctx, cancel := detached(ctx)
@@ -141,7 +141,7 @@ func (s *session) pause(ctx context.Context, actor audit.Actor) error {
 		if kind == berm.NotFound { // dead; the event will tell why
 			err = notFound(id)
 		}
-		s.end(berm.Running, nil)
+		_ = s.end(berm.Running, nil)
 		return err
 	}
 	if endErr := s.end(berm.Paused, nil); endErr != nil {
@@ -157,7 +157,7 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	}
 	id := s.info.ID
 	if err := s.m.emit(id, actor, audit.SandboxResume, audit.OK, why, nil); err != nil {
-		s.end(berm.Paused, nil)
+		_ = s.end(berm.Paused, nil)
 		return err
 	}
 	ctx, cancel := detached(ctx)
@@ -174,7 +174,7 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		if berm.KindOf(err) == berm.NotFound {
 			err = notFound(id)
 		}
-		s.end(berm.Paused, nil)
+		_ = s.end(berm.Paused, nil)
 		return err
 	}
 	err = s.end(berm.Running, func(info *Sandbox) { info.StartedAt, info.EndAt = time.Now().UTC(), deadline })

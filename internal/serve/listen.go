@@ -38,12 +38,12 @@ func isTemporary(err error) bool {
 // sort reads the first byte of a connection and hands it to its side.
 func sort(conn net.Conn, plain, secure *half, patience time.Duration) {
 	var first [1]byte
-	conn.SetReadDeadline(time.Now().Add(patience))
+	_ = conn.SetReadDeadline(time.Now().Add(patience))
 	if _, err := conn.Read(first[:]); err != nil {
 		conn.Close()
 		return
 	}
-	conn.SetReadDeadline(time.Time{})
+	_ = conn.SetReadDeadline(time.Time{})
 	side := plain
 	if first[0] == 22 {
 		side = secure

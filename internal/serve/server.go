@@ -70,12 +70,12 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	cu.Add(func() { db.Close() })
+	cu.Add(func() { c.closed("database", db.Close()) })
 	records, err := audit.Open(filepath.Join(c.Data, "audit", "log.jsonl"))
 	if err != nil {
 		return err
 	}
-	cu.Add(func() { records.Close() })
+	cu.Add(func() { c.closed("audit log", records.Close()) })
 	first, err := firstKey(ctx, db, c.BootstrapKey)
 	if err != nil {
 		return err
@@ -109,7 +109,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return berm.Errorf(berm.Unavailable, "listen: %w", err)
 	}
-	cu.Add(func() { listener.Close() })
+	cu.Add(func() { _ = listener.Close() }) // the HTTP server has closed it already
 
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Log: c.Log, Seed: seed,
@@ -155,12 +155,19 @@ func Run(ctx context.Context, c Config) error {
 	final, cancel := context.WithTimeout(context.Background(), grace)
 	defer cancel()
 	if err := server.Shutdown(final); errors.Is(err, context.DeadlineExceeded) {
-		server.Close() // long streams do not end by themselves
+		_ = server.Close() // long streams do not end by themselves
 	}
 	if err := records.Emit(event(audit.ServerStop)); err != nil {
 		c.Log.Error("audit record lost", "error", err)
 	}
 	return nil
+}
+
+// closed reports what could not be closed in order.
+func (c *Config) closed(what string, err error) {
+	if err != nil {
+		c.Log.Error("closing failed", "what", what, "error", err)
+	}
 }
 
 func event(what audit.Type) audit.Record {
@@ -251,5 +258,7 @@ of the two above:
 Names under %[3]s must resolve to this machine.
 `, withPort(c.Domain, port), ca, c.Domain)
 	}
-	io.WriteString(c.Out, text.String())
+	if _, err := io.WriteString(c.Out, text.String()); err != nil {
+		c.Log.Error("the greeting could not be printed", "error", err)
+	}
 }

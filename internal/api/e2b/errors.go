@@ -72,7 +72,7 @@ func fail(w http.ResponseWriter, _ *http.Request, code int, message, hint string
 	if hint != "" {
 		body.Berm = &errorHint{hint}
 	}
-	answer(w, code, body)
+	_ = answer(w, code, body) // strings always marshal
 }
 
 // answer writes v as JSON. An error of writing means that the client is gone.

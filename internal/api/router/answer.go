@@ -64,7 +64,7 @@ func refuse(w http.ResponseWriter, r *http.Request, status int, p problem, title
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	w.WriteHeader(status)
-	fmt.Fprintf(w, `<html lang="en"><head><meta charset="utf-8"><title>%[1]s</title>
+	_, _ = fmt.Fprintf(w, `<html lang="en"><head><meta charset="utf-8"><title>%[1]s</title>
 <style>body{font:16px/1.5 system-ui,sans-serif;max-width:40em;margin:15vh auto;padding:0 1em}code{background:#8882;padding:.1em .3em}</style>
 </head><body><h1>%[1]s</h1><p>%[2]s</p><p>Sandbox <code>%[3]s</code></p></body></html>`,
 		html.EscapeString(title), html.EscapeString(detail), html.EscapeString(string(p.SandboxID)))
