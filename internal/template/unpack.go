@@ -37,15 +37,15 @@ const maxLinks = 40
 // entry belongs behind the link. Nothing outside the roots is ever reached: paths
 // are opened below them without following any link.
 type unpacker struct {
-	top     *os.Root // the layer being written, empty at first
-	topFD   int
-	lower   []int // roots of the layers below, highest first
-	root    *node
-	ids     ids
-	budget  *Budget
-	size    int64
-	skipped []string
-
+	top        *os.Root // the layer being written, empty at first
+	topFD      int
+	lower      []int // roots of the layers below, highest first
+	root       *node
+	ids        ids
+	budget     *Budget
+	size       int64
+	skipped    []string
+	buf        []byte
 	rootOpaque bool // nothing below is to be seen at all
 }
 
@@ -71,7 +71,7 @@ type meta struct {
 // lower (highest first). It returns the bytes that the files take and the names
 // of the entries that it left out: devices and FIFOs.
 func unpack(ctx context.Context, r io.Reader, top *os.Root, lower []*os.Root, i ids, b *Budget) (size int64, skipped []string, err error) {
-	u := &unpacker{top: top, ids: i, budget: b}
+	u := &unpacker{top: top, ids: i, budget: b, buf: make([]byte, 256<<10)}
 	for n, root := range append([]*os.Root{top}, lower...) {
 		dir, err := root.Open(".")
 		if err != nil {
@@ -678,7 +678,8 @@ func (u *unpacker) write(parentFD int, name string, m *meta, size int64, body io
 	if size > before {
 		return tooLarge("bytes", before)
 	}
-	n, err := io.Copy(f, body)
+	// Not io.Copy: that takes a new buffer for each of many small files.
+	n, err := io.CopyBuffer(struct{ io.Writer }{f}, body, u.buf)
 	if err != nil {
 		return err
 	}
