@@ -60,7 +60,7 @@ func (m *Machine) Pause() error {
 	err := m.wall.Freeze()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.status.State != berm.Pausing { // killed meanwhile
+	if m.status.State != berm.Pausing || m.reason != "" { // killed meanwhile
 		return gone()
 	}
 	if err != nil {
@@ -82,7 +82,7 @@ func (m *Machine) Resume(deadline time.Time) error {
 	err := m.wall.Thaw()
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.status.State != berm.Resuming {
+	if m.status.State != berm.Resuming || m.reason != "" {
 		return gone()
 	}
 	if err != nil {

@@ -30,14 +30,20 @@ const subordinateIDs = 0x50000000
 const (
 	dirVariable  = "BERM_TEST_DIR"  // a directory of its own
 	rootVariable = "BERM_TEST_ROOT" // a template, owned as it is to be
+	dataVariable = "BERM_TEST_DATA" // the data directory of another process
 )
 
 var leases atomic.Uint32
 
-// lease takes ids that neither another test process nor a server on this machine uses.
+// ownIDs are ids that neither another test process nor a server on this machine uses.
+func ownIDs() berm.IDRange {
+	const each = 8 * berm.IDsPerSandbox
+	return berm.IDRange{Base: 0x60000000 + uint32(os.Getpid()%256)*each, Count: each}
+}
+
+// lease takes some of them for a sandbox.
 func lease() berm.IDRange {
-	n := uint32(os.Getpid()%512)*8 + leases.Add(1)%8
-	return berm.IDRange{Base: 0x60000000 + n*berm.IDsPerSandbox, Count: berm.IDsPerSandbox}
+	return berm.IDRange{Base: ownIDs().Base + leases.Add(1)%8*berm.IDsPerSandbox, Count: berm.IDsPerSandbox}
 }
 
 func newDriver(t testing.TB, config Config) *Driver {
@@ -53,6 +59,9 @@ func newDriver(t testing.TB, config Config) *Driver {
 // dataDir makes a data directory. As root it may not be below a directory of another
 // user, and for the kernel's sake its path must be short.
 func dataDir(t testing.TB) string {
+	if data := os.Getenv(dataVariable); data != "" {
+		return data
+	}
 	base := os.Getenv(dirVariable)
 	dir, err := os.MkdirTemp(base, "berm-driver-")
 	if err != nil {
@@ -64,7 +73,12 @@ func dataDir(t testing.TB) string {
 
 func harness(t *testing.T, root string) drivertest.Harness {
 	config := Config{Data: dataDir(t)}
+	if os.Geteuid() == 0 {
+		// Whatever is in a parent group of its own was left by the test.
+		config.CgroupParent = "/berm-test-" + filepath.Base(config.Data)
+	}
 	d := newDriver(t, config)
+	t.Cleanup(func() { d.groups.Close() })
 	h := drivertest.Harness{
 		Driver:  d,
 		Reopen:  func(t *testing.T) berm.Driver { return newDriver(t, config) },
@@ -86,7 +100,8 @@ func harness(t *testing.T, root string) drivertest.Harness {
 	}
 	limits := berm.Limits{Memory: 256 << 20, CPU: 2, PIDs: 256, Disk: 256 << 20}
 	if os.Geteuid() == 0 {
-		h.Scope.IDs = berm.IDRange{Base: 0x60000000, Count: 0x0fff0000}
+		h.Scope.IDs = ownIDs()
+		h.Scope.Cgroups = []string{filepath.Base(config.CgroupParent)}
 	} else {
 		missing := d.groups.Missing()
 		for controller, f := range map[string]drivertest.Feature{"memory": drivertest.MemoryLimit, "pids": drivertest.PIDLimit, "cpu": drivertest.CPULimit, "freezer": drivertest.Freeze} {
