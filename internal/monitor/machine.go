@@ -31,18 +31,14 @@ type Machine struct {
 	dead     chan struct{} // closed when status.Exit is set
 }
 
-// NewMachine starts the life of a sandbox that runs behind wall.
-func NewMachine(wall Wall, deadline time.Time, onDeadline berm.OnDeadline) *Machine {
-	m := &Machine{
+// NewMachine starts the life of a sandbox that runs behind wall, without a deadline.
+func NewMachine(wall Wall, onDeadline berm.OnDeadline) *Machine {
+	return &Machine{
 		wall:     wall,
 		status:   berm.Status{State: berm.Running, OnDeadline: onDeadline, Agent: 1},
 		watchers: map[chan berm.Status]bool{},
 		dead:     make(chan struct{}),
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.setDeadline(deadline)
-	return m
 }
 
 // Status is the state now.

@@ -51,7 +51,8 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 		c.Created(err)
 		return err
 	}
-	machine := NewMachine(life.Wall, life.Deadline, life.OnDeadline)
+	machine := NewMachine(life.Wall, life.OnDeadline)
+	machine.SetDeadline(life.Deadline)
 	life.OnAgent(machine.AgentStarted)
 	server := NewServer(life.ID, machine)
 

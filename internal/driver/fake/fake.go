@@ -130,7 +130,8 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	if _, died := d.host.exits[spec.ID]; lives || died {
 		return nil, berm.Errorf(berm.AlreadyExists, "sandbox %s exists", spec.ID)
 	}
-	i.machine = monitor.NewMachine(i, spec.Deadline, spec.OnDeadline)
+	i.machine = monitor.NewMachine(i, spec.OnDeadline)
+	i.machine.SetDeadline(spec.Deadline)
 	d.host.sandboxes[spec.ID] = i
 	go i.agent.Serve(listener{i})
 	return &sandbox{i}, nil

@@ -1,0 +1,244 @@
+package monitor
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// wall is a sandbox without anything in it.
+type wall struct {
+	m      *Machine
+	freeze func() error
+	once   sync.Once
+}
+
+func (w *wall) Freeze() error {
+	if w.freeze != nil {
+		return w.freeze()
+	}
+	return nil
+}
+func (w *wall) Thaw() error                { return nil }
+func (w *wall) Usage() (berm.Usage, error) { return berm.Usage{PIDs: 7}, nil }
+func (w *wall) Policy() berm.Policy        { return berm.Policy{Network: "none"} }
+func (w *wall) Kill() {
+	w.once.Do(func() { go func() { w.m.Died(berm.Exit{Reason: w.m.Reason()}) }() })
+}
+
+func machine(w *wall, deadline time.Time, onDeadline berm.OnDeadline) *Machine {
+	w.m = NewMachine(w, onDeadline)
+	w.m.SetDeadline(deadline)
+	return w.m
+}
+
+func TestDeadlineThatCannotPauseKills(t *testing.T) {
+	m := machine(&wall{freeze: func() error { return berm.Errorf(berm.Unsupported, "no freezer") }}, time.Now().Add(10*time.Millisecond), berm.PauseAtDeadline)
+	m.Wait()
+	if s := m.Status(); s.Exit.Reason != berm.ReasonTimeout {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestFailedPauseKeepsDeadline(t *testing.T) {
+	var m *Machine
+	entered := make(chan bool)
+	w := &wall{freeze: func() error {
+		entered <- true
+		time.Sleep(30 * time.Millisecond) // the deadline passes meanwhile
+		return errors.New("stuck")
+	}}
+	m = machine(w, time.Now().Add(20*time.Millisecond), berm.KillAtDeadline)
+	go m.Pause()
+	<-entered
+	if s := m.Status(); s.State != berm.Pausing {
+		t.Errorf("%+v", s)
+	}
+	if err := m.Resume(time.Time{}); berm.KindOf(err) != berm.Conflict {
+		t.Error(err)
+	}
+	m.Wait()
+	if s := m.Status(); s.Exit.Reason != berm.ReasonTimeout {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestFirstReasonStays(t *testing.T) {
+	m := machine(&wall{}, time.Time{}, "")
+	m.Kill(berm.ReasonOOM)
+	m.Kill(berm.ReasonKilled)
+	m.Wait()
+	if r := m.Status().Exit.Reason; r != berm.ReasonOOM {
+		t.Error(r)
+	}
+}
+
+func TestWatcherGetsTheLast(t *testing.T) {
+	m := machine(&wall{}, time.Time{}, "")
+	changes, stop := m.Watch() // nobody reads until the end
+	defer stop()
+	for range 20 {
+		m.AgentStarted()
+	}
+	m.Kill(berm.ReasonKilled)
+	m.Wait()
+	last := <-changes
+	if _, open := <-changes; open || last.Exit == nil || last.Agent != 21 {
+		t.Errorf("%+v", last)
+	}
+	late, _ := m.Watch()
+	if last = <-late; last.Exit == nil {
+		t.Errorf("a watcher of the dead: %+v", last)
+	}
+}
+
+// connect returns a client of a server over m, and the other end of its connection.
+func connect(t *testing.T, m *Machine) *Client {
+	t.Helper()
+	ours, theirs := net.Pipe()
+	server := NewServer("i0test", m)
+	go func() {
+		if c, err := Accept(theirs, "i0test"); err == nil {
+			server.Serve(c)
+		}
+		theirs.Close()
+	}()
+	client, err := NewClient(t.Context(), ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { client.Close() })
+	return client
+}
+
+func TestClientAndServer(t *testing.T) {
+	m := machine(&wall{}, time.Time{}, "")
+	c := connect(t, m)
+	if c.ID() != "i0test" {
+		t.Error(c.ID())
+	}
+	events, err := c.Events(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u, err := c.Usage(t.Context()); err != nil || u.PIDs != 7 {
+		t.Errorf("%+v, %v", u, err)
+	}
+	if p, err := c.Policy(t.Context()); err != nil || p.Network != "none" {
+		t.Errorf("%+v, %v", p, err)
+	}
+	if err := c.Resume(t.Context(), time.Time{}); berm.KindOf(err) != berm.Conflict {
+		t.Errorf("the kind of an error is lost: %v", err)
+	}
+	if err := c.Pause(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if s := <-events; s.State != berm.Pausing && s.State != berm.Paused {
+		t.Errorf("%+v", s)
+	}
+	exit, err := c.Kill(t.Context(), berm.ReasonKilled)
+	if err != nil || exit.Reason != berm.ReasonKilled {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	var last berm.Status
+	for last = range events {
+	}
+	if last.Exit == nil {
+		t.Errorf("%+v", last)
+	}
+}
+
+// A reader of events that does not read must not stop the answers to others.
+func TestSlowReader(t *testing.T) {
+	m := machine(&wall{}, time.Time{}, "")
+	c := connect(t, m)
+	if _, err := c.Events(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for range 100 {
+		m.AgentStarted()
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		if _, err := c.Status(ctx); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+	}
+}
+
+func TestLostMonitor(t *testing.T) {
+	ours, theirs := net.Pipe()
+	go func() {
+		Accept(theirs, "i0test")
+		io.ReadFull(theirs, make([]byte, 10))
+		theirs.Close()
+	}()
+	c, err := NewClient(t.Context(), ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if _, err := c.Status(t.Context()); berm.KindOf(err) != berm.NotFound {
+			t.Error(err)
+		}
+	}
+}
+
+func TestHello(t *testing.T) {
+	for _, c := range []struct {
+		ours, theirs Hello
+		agree        bool
+	}{
+		{Hello{Protocol: 3, Oldest: 2}, Hello{Protocol: 2, Oldest: 1}, true},
+		{Hello{Protocol: 2, Oldest: 1}, Hello{Protocol: 3, Oldest: 2}, true},
+		{Hello{Protocol: 3, Oldest: 2}, Hello{Protocol: 1, Oldest: 1}, false},
+		{Hello{Protocol: 1, Oldest: 1}, Hello{Protocol: 3, Oldest: 2}, false},
+		{Hello{Protocol: 1, Oldest: 1}, Hello{}, false},
+	} {
+		if got := c.ours.agrees(c.theirs); got != c.agree {
+			t.Errorf("%+v and %+v: %v", c.ours, c.theirs, got)
+		}
+	}
+}
+
+// FuzzServe feeds bytes to a monitor: it must neither crash nor hang.
+func FuzzServe(f *testing.F) {
+	f.Add([]byte(`{"protocol":1,"oldest":1}` + "\n" + `{"n":1,"op":"status"}` + "\n"))
+	f.Add([]byte(`{"protocol":1,"oldest":1}` + "\n" + `{"n":1,"op":"resume","deadline":"x"}` + "\n\n{}\n"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		m := machine(&wall{}, time.Time{}, "")
+		server := NewServer("i0test", m)
+		ours, theirs := net.Pipe()
+		go func() {
+			ours.Write(b)
+			ours.Close()
+		}()
+		go io.Copy(io.Discard, ours)
+		if c, err := Accept(theirs, "i0test"); err == nil {
+			server.Serve(c)
+		}
+		theirs.Close()
+		m.Kill(berm.ReasonKilled)
+		server.Drain(time.Second)
+	})
+}
+
+func TestErrorsKeepHints(t *testing.T) {
+	raw, err := json.Marshal(reply{Error: failed(berm.Errorf(berm.Exhausted, "full").WithHint("wait"))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var r reply
+	if err := json.Unmarshal(raw, &r); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Error.err(); berm.KindOf(err) != berm.Exhausted || berm.HintOf(err) != "wait" || err.Error() != "full" {
+		t.Error(err)
+	}
+}
