@@ -94,7 +94,10 @@ func forEach(args []string, do func(berm.SandboxID) error) error {
 	var errs []error
 	for _, id := range ids {
 		if err := do(id); err != nil {
-			errs = append(errs, fmt.Errorf("%s: %w", id, err))
+			if !strings.Contains(err.Error(), string(id)) {
+				err = fmt.Errorf("%s: %w", id, err)
+			}
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
