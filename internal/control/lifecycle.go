@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net"
+	"net/http"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -191,6 +192,39 @@ func (m *Manager) Pause(ctx context.Context, id berm.SandboxID, actor audit.Acto
 		}
 	}
 	return s.pause(ctx, actor)
+}
+
+// agentTime is how long the guest agent of a sandbox may take to answer.
+const agentTime = 5 * time.Second
+
+// RequireAgent fails with Unavailable when the guest agent of a running sandbox does
+// not answer.
+func (m *Manager) RequireAgent(ctx context.Context, id berm.SandboxID) error {
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	if state, err := s.settled(ctx); err != nil || state != berm.Running {
+		return err // pausing tells what is wrong
+	}
+	ctx, cancel := context.WithTimeout(ctx, agentTime)
+	defer cancel()
+	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return s.current().Dial(ctx, berm.AgentPort)
+	}}
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://agent/health", nil)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "guest agent: %w", err)
+	}
+	answer, err := transport.RoundTrip(request)
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "the guest agent does not answer: %w", err)
+	}
+	answer.Body.Close()
+	if answer.StatusCode >= 300 {
+		return berm.Errorf(berm.Unavailable, "the guest agent answers %s", answer.Status)
+	}
+	return nil
 }
 
 // Connect makes a sandbox run until at least timeout from now: it resumes a paused

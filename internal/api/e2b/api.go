@@ -79,6 +79,7 @@ var routes = []route{
 	{method: "GET", path: "/v2/sandboxes/{sandboxID}/logs", handle: (*API).logsV2},
 
 	{method: "GET", path: "/templates", handle: (*API).templates},
+	{method: "GET", path: "/default-templates", handle: (*API).templates},
 	{method: "GET", path: "/v2/templates", handle: (*API).templatesV2},
 	{method: "GET", path: "/templates/{templateID}", handle: (*API).template},
 	{method: "GET", path: "/templates/aliases/{alias}", handle: (*API).alias},
@@ -107,6 +108,10 @@ var routes = []route{
 	{method: "POST", path: "/templates/tags", lacking: "template tags"},
 	{method: "DELETE", path: "/templates/tags", lacking: "template tags"},
 	{method: "GET", path: "/templates/{templateID}/tags", lacking: "template tags"},
+	{method: "GET", path: "/templates/{templateID}/tags/count", lacking: "template tags"},
+	{method: "GET", path: "/templates/{templateID}/tags/exists", lacking: "template tags"},
+	{method: "GET", path: "/templates/{templateID}/tags/groups", lacking: "template tags"},
+	{method: "GET", path: "/templates/{templateID}/tags/{tag}/assignments", lacking: "template tags"},
 	{method: "GET", path: "/volumes", lacking: "volumes"},
 	{method: "POST", path: "/volumes", lacking: "volumes"},
 	{method: "GET", path: "/volumes/{volumeID}", lacking: "volumes"},

@@ -206,7 +206,7 @@ func TestEveryRouteNeedsAKey(t *testing.T) {
 	w := newWorld(t)
 	s := w.create(`{"templateID":"base"}`)
 	fill := strings.NewReplacer("{sandboxID}", string(s.SandboxID), "{templateID}", "base", "{alias}", "base",
-		"{hash}", "h", "{buildID}", "b", "{teamID}", "t", "{volumeID}", "v", "{secretID}", "s", "{keyID}", "k")
+		"{hash}", "h", "{buildID}", "b", "{teamID}", "t", "{volumeID}", "v", "{secretID}", "s", "{keyID}", "k", "{tag}", "t")
 	for _, r := range routes {
 		for name, header := range map[string][]string{
 			"none":         {"X-API-Key", ""},
@@ -378,9 +378,10 @@ func TestLifecycleOverHTTP(t *testing.T) {
 	w.want(501, "PUT", at+"/network", `{"allowOut":["10.0.0.0/8"]}`)
 	w.want(409, "POST", at+"/resume", `{"timeout":60}`)
 	w.want(501, "POST", at+"/pause", `{"memory":false}`)
+	w.want(503, "POST", at+"/pause", `{"requireHealthyGuest":true}`) // nothing listens in it
 	w.want(204, "POST", at+"/pause", `{}`)
 	w.want(409, "POST", at+"/pause", ``)
-	if d := w.detail(at); d.State != berm.Paused {
+	if d := w.detail(at); d.State != berm.Paused || d.PauseMode != "full" {
 		t.Errorf("state %s", d.State)
 	}
 	w.want(409, "POST", at+"/timeout", `{"timeout":5}`)
@@ -596,7 +597,7 @@ func TestInternalErrorsAreNotTold(t *testing.T) {
 func TestQuota(t *testing.T) {
 	w := newWorld(t, func(c *control.Config) { c.MaxSandboxes = 1 })
 	w.create(`{"templateID":"base"}`)
-	if r := w.want(429, "POST", "/v2/sandboxes", `{"templateID":"base"}`); r.header.Get("Retry-After") != "" {
+	if r := w.want(429, "POST", "/v2/sandboxes", `{"templateID":"base"}`); r.header.Get("Retry-After") != "" || r.header.Get("Should-Retry") != "false" {
 		t.Error("clients would try again at once")
 	}
 }

@@ -63,6 +63,8 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error, trace stri
 		message = "Internal error, see the server's log for trace " + trace
 	case berm.Unavailable:
 		w.Header().Set("Retry-After", "1")
+	case berm.Exhausted:
+		w.Header().Set("Should-Retry", "false") // clients would try again for a minute
 	}
 	fail(w, r, code, message, berm.HintOf(err))
 }

@@ -43,6 +43,7 @@ type network struct {
 	Public      *bool                      `json:"allowPublicTraffic,omitempty"`
 	MaskHost    string                     `json:"maskRequestHost,omitempty"`
 	HTTPSPorts  []uint16                   `json:"httpsPorts,omitempty"`
+	DNSServers  []string                   `json:"dnsServers,omitempty"`
 	EgressProxy *map[string]any            `json:"egressProxy,omitempty"`
 	Rules       map[string]json.RawMessage `json:"rules,omitempty"`
 	Internet    *bool                      `json:"allow_internet_access,omitempty"` // in updates only
@@ -64,6 +65,8 @@ func (n *network) check() error {
 	switch {
 	case len(n.AllowOut) > 0:
 		return lacking("network.allowOut")
+	case len(n.DNSServers) > 0:
+		return lacking("network.dnsServers")
 	case n.EgressProxy != nil:
 		return lacking("network.egressProxy")
 	case len(n.Rules) > 0:
@@ -130,6 +133,7 @@ type detail struct {
 	Internet    *bool     `json:"allowInternetAccess,omitempty"`
 	Network     *network  `json:"network,omitempty"`
 	Lifecycle   lifecycle `json:"lifecycle"`
+	PauseMode   string    `json:"pauseMode,omitempty"` // what the pause saved: always "full"
 }
 
 type lifecycle struct {
@@ -270,6 +274,9 @@ func (a *API) get(w http.ResponseWriter, r *http.Request) error {
 		listed: toListed(s), AccessToken: s.AccessToken, Domain: a.Domain, Internet: s.Internet,
 		Lifecycle: lifecycle{OnTimeout: s.OnDeadline, AutoResume: s.AutoResume},
 	}
+	if s.State == berm.Paused {
+		d.PauseMode = "full"
+	}
 	if n := s.Network; n.Private || n.MaskHost != "" || n.HTTPSPorts != nil || n.DenyOut != nil {
 		public := !n.Private
 		d.Network = &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, DenyOut: n.DenyOut}
@@ -367,12 +374,20 @@ func (a *API) pause(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	var in memoryOption
+	var in struct {
+		memoryOption
+		RequireHealthyGuest bool
+	}
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
 	if err := in.check(); err != nil {
 		return err
+	}
+	if in.RequireHealthyGuest {
+		if err := a.Sessions.RequireAgent(r.Context(), id); err != nil {
+			return err
+		}
 	}
 	if err := a.Sessions.Pause(r.Context(), id, actor(r)); err != nil {
 		return err
