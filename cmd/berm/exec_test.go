@@ -140,7 +140,12 @@ func (s *screen) String() string {
 
 func (s *screen) waitFor(text string) {
 	s.t.Helper()
-	for deadline := time.Now().Add(15 * time.Second); !strings.Contains(s.String(), text); time.Sleep(10 * time.Millisecond) {
+	s.waitForNth(text, 1)
+}
+
+func (s *screen) waitForNth(text string, n int) {
+	s.t.Helper()
+	for deadline := time.Now().Add(15 * time.Second); strings.Count(s.String(), text) < n; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			s.t.Fatalf("no %q on the screen: %q", text, s.String())
 		}
@@ -249,7 +254,7 @@ func TestConnect(t *testing.T) {
 	s.server.CloseClientConnections()
 	sc.waitFor("the sandbox is paused")
 	s.server.Edit(id, func(b *client.Sandbox) { b.State = berm.Running })
-	time.Sleep(2500 * time.Millisecond)
+	sc.waitForNth("connected again", 2)
 	sc.key("echo $X-$((2+2)); exit 9\r")
 	sc.waitFor("kept-4\r\n")
 	if code := sc.exitCode(); code != 9 {
