@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"net"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -75,6 +76,10 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 			machine.Kill(berm.ReasonCrash)
 		}
 	}()
+
+	// What the creation needed is most of this process's memory, and many sandboxes live
+	// long: give it back when it is clear that this one does.
+	time.AfterFunc(5*time.Second, debug.FreeOSMemory)
 
 	exit := life.Wait(machine.Reason, keepExit)
 	machine.Died(exit)

@@ -141,11 +141,14 @@ func serve(fds []int) {
 			}
 		}
 	}()
-	// Above the descriptors 0 to 5 that the agent gets, which would overwrite it.
-	if high, err := unix.FcntlInt(uintptr(fds[plan.FDAgent]), unix.F_DUPFD_CLOEXEC, 16); err == nil {
-		unix.Close(fds[plan.FDAgent])
-		fds[plan.FDAgent] = high
+	// Well above the descriptors that the agent gets: ForkExec uses the numbers up to a
+	// few above them before it executes.
+	high, err := unix.FcntlInt(uintptr(fds[plan.FDAgent]), unix.F_DUPFD_CLOEXEC, 16+max(fds[plan.FDListen], fds[plan.FDConfig], fds[plan.FDReady]))
+	if err != nil {
+		fail("agent", "descriptor", err)
 	}
+	unix.Close(fds[plan.FDAgent])
+	fds[plan.FDAgent] = high
 	agent, started := start(fds), time.Now()
 	tell(plan.Started, "")
 	for delay := time.Duration(0); ; {

@@ -222,8 +222,9 @@ func (s *Sandbox) spawn() error {
 		return fault("open null device", err)
 	}
 	defer null.Close()
-	// Above the descriptors 0 to 3 that init gets, which would overwrite it.
-	executable, err := unix.FcntlInt(FDInit, unix.F_DUPFD_CLOEXEC, 16)
+	// Well above the descriptors that init gets: ForkExec uses the numbers up to a few
+	// above them before it executes.
+	executable, err := unix.FcntlInt(FDInit, unix.F_DUPFD_CLOEXEC, 16+max(int(null.Fd()), int(theirs.Fd())))
 	if err != nil {
 		return fault("init's executable", err)
 	}
