@@ -17,6 +17,9 @@ import (
 // its own for each user (fs.inotify.max_user_watches).
 const maxDirs = 65536
 
+// readAtOnce is how many entries of a directory are in memory at a time.
+const readAtOnce = 512
+
 const watchMask = unix.IN_CREATE | unix.IN_MODIFY | unix.IN_ATTRIB | unix.IN_DELETE | unix.IN_DELETE_SELF |
 	unix.IN_MOVED_FROM | unix.IN_MOVED_TO | unix.IN_MOVE_SELF | unix.IN_ONLYDIR
 
@@ -106,29 +109,41 @@ func (w *inotify) add(rel string, search bool) ([]change, error) {
 	if !w.recursive {
 		return nil, nil
 	}
-	entries, _ := os.ReadDir(path) // unreadable or gone: nothing to search
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, nil // unreadable or gone: nothing to search
+	}
+	defer f.Close()
 	var found []change
-	for _, e := range entries {
-		name := filepath.Join(rel, e.Name())
-		if search {
-			if d.told == nil {
-				d.told = map[string]struct{}{}
+	for {
+		entries, err := f.ReadDir(readAtOnce)
+		if err != nil {
+			return found, nil
+		}
+		for _, e := range entries {
+			name := filepath.Join(rel, e.Name())
+			if search {
+				if d.told == nil {
+					d.told = map[string]struct{}{}
+				}
+				d.told[e.Name()] = struct{}{}
+				found = append(found, change{name, pb.EventType_EVENT_TYPE_CREATE})
+				if fi, err := e.Info(); err == nil && fi.Mode().IsRegular() && fi.Size() > 0 {
+					found = append(found, change{name, pb.EventType_EVENT_TYPE_WRITE})
+				}
 			}
-			d.told[e.Name()] = struct{}{}
-			found = append(found, change{name, pb.EventType_EVENT_TYPE_CREATE})
-			if fi, err := e.Info(); err == nil && fi.Mode().IsRegular() && fi.Size() > 0 {
-				found = append(found, change{name, pb.EventType_EVENT_TYPE_WRITE})
+			if e.IsDir() {
+				more, err := w.add(name, search)
+				if err != nil {
+					return nil, err
+				}
+				found = append(found, more...)
 			}
 		}
-		if e.IsDir() {
-			more, err := w.add(name, search)
-			if err != nil {
-				return nil, err
-			}
-			found = append(found, more...)
+		if len(found) > maxPolled {
+			return nil, errLost
 		}
 	}
-	return found, nil
 }
 
 // drop forgets the directory rel and all below: they have been moved away.

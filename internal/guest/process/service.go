@@ -130,6 +130,7 @@ func (s *Service) run(ctx context.Context, p *process) {
 			s.mu.Lock()
 			delete(s.live, p.pid)
 			s.ended[p.pid] = p
+			p.config = nil // may be large, and is not asked for any more
 			s.mu.Unlock()
 		})
 		time.AfterFunc(retention, func() {
