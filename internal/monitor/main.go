@@ -47,6 +47,16 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 		}
 		close(committed)
 	}()
+	// The socket is made while the sandbox starts: files can be slow.
+	type listening struct {
+		l   *net.UnixListener
+		err error
+	}
+	socket := make(chan listening, 1)
+	go func() {
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: SocketFile, Net: "unix"})
+		socket <- listening{l, err}
+	}()
 	life, err := start(ctx)
 	if err != nil {
 		c.Created(err)
@@ -57,14 +67,13 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 	life.OnAgent(machine.AgentStarted)
 	server := NewServer(life.ID, machine)
 
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: SocketFile, Net: "unix"})
-	if err == nil {
+	s := <-socket
+	if err = s.err; err == nil {
 		err = failpoint.Hit("monitor.listen")
 	}
 	if err == nil {
-		go server.Listen(listener)
-	}
-	if err != nil {
+		go server.Listen(s.l)
+	} else {
 		cancel(err)
 	}
 	c.Created(err)

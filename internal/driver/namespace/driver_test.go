@@ -251,3 +251,36 @@ func TestProbe(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 }
+
+// A data directory may lie deeper than the address of a Unix socket is long.
+func TestDeepDataDirectory(t *testing.T) {
+	config := Config{Data: filepath.Join(dataDir(t), strings.Repeat("deep/", 30))}
+	d := newDriver(t, config)
+	spec := harness(t, drivertest.Root(t, t.TempDir(), os.Geteuid())).Spec()
+	s, err := d.Create(t.Context(), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := d.Open(t.Context(), spec.ID)
+	if err != nil {
+		t.Error(err)
+	} else {
+		again.Close()
+	}
+	if _, err := s.Kill(t.Context(), berm.ReasonKilled); err != nil {
+		t.Error(err)
+	}
+}
+
+// What runs as init and agent cannot be changed by anybody.
+func TestSealedExecutables(t *testing.T) {
+	d := newDriver(t, Config{Data: dataDir(t)})
+	for _, f := range []*os.File{d.init, d.guest} {
+		if _, err := f.WriteAt([]byte("x"), 0); err == nil {
+			t.Errorf("%s can be written", f.Name())
+		}
+		if err := f.Truncate(0); err == nil {
+			t.Errorf("%s can be cut", f.Name())
+		}
+	}
+}
