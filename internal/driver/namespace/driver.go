@@ -416,7 +416,8 @@ func (d *Driver) Open(ctx context.Context, id berm.SandboxID) (berm.Sandbox, err
 	return &sandbox{driver: d, id: id, client: client, pid: pid}, nil
 }
 
-// List names the sandboxes that have a directory or a control group.
+// List names the sandboxes that have a directory: it is the first thing that is made
+// and the last that goes.
 func (d *Driver) List(context.Context) ([]berm.SandboxID, error) {
 	entries, err := os.ReadDir(filepath.Join(d.config.Data, "sandboxes"))
 	if err != nil {
