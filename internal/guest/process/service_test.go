@@ -493,7 +493,7 @@ func TestKill(t *testing.T) {
 	if r.end.GetExitCode() != -1 || r.end.GetStatus() != "signal: killed" || r.end.GetError() == "" {
 		t.Errorf("end %v", r.end)
 	}
-	if d := time.Since(began); d > time.Second {
+	if d := time.Since(began); d > 2*time.Second {
 		t.Errorf("the end came after %v", d)
 	}
 	_, err = b.client.SendSignal(t.Context(), connect.NewRequest(&pb.SendSignalRequest{Process: byPID(pid), Signal: pb.Signal_SIGNAL_SIGKILL}))
@@ -517,8 +517,8 @@ func TestGrandchildHoldsOutput(t *testing.T) {
 	b := serve(t, "")
 	dir := t.TempDir()
 	began := time.Now()
-	r := b.run(t, sh(`(sleep 0.6; i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done; echo done >`+dir+`/done) & echo early`))
-	if d := time.Since(began); d > 500*time.Millisecond {
+	r := b.run(t, sh(`(sleep 2; i=0; while [ $i -lt 20000 ]; do echo 0123456789; i=$((i+1)); done; echo done >`+dir+`/done) & echo early`))
+	if d := time.Since(began); d > 1500*time.Millisecond {
 		t.Errorf("the end came after %v", d)
 	}
 	if r.stdout != "early\n" || r.end.GetExitCode() != 0 {
@@ -563,7 +563,7 @@ func TestDeadline(t *testing.T) {
 	waitGone(t, pid)
 
 	// The client's leaving does not end it; the deadline still does.
-	ctx, cancel = context.WithTimeout(t.Context(), 600*time.Millisecond)
+	ctx, cancel = context.WithTimeout(t.Context(), 1500*time.Millisecond)
 	defer cancel()
 	leaving, leave := context.WithCancel(ctx)
 	_, pid = b.start(t, leaving, sh("sleep 30"))
@@ -676,7 +676,7 @@ func TestKeepAlive(t *testing.T) {
 			alive++
 		}
 	}
-	if alive != 1 {
+	if alive < 1 || alive > 3 {
 		t.Errorf("%d keepalive events in 1.5 s at one per second", alive)
 	}
 }
