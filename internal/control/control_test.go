@@ -565,6 +565,15 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	if running, all := w.Running(); running+all+w.creating != 0 {
 		t.Error("the quota still counts it")
 	}
+	late, cancel := context.WithCancel(t.Context())
+	w.engine.Fail(nil)
+	w.engine.Created = cancel
+	if _, err := w.Create(late, CreateRequest{Template: "base", Timeout: time.Minute}); err == nil {
+		t.Error("created for nobody")
+	}
+	if left, _ := w.engine.List(t.Context()); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
 	w.engine.Fail(func(_ berm.SandboxID, method string) error {
 		if method == "Create" {
 			return errors.New("broken")

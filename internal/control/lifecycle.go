@@ -66,6 +66,9 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	}
 	cu.Add(func() { m.discard(handle) })
 	step("engine")
+	if err := ctx.Err(); err != nil { // nobody would ever learn its id
+		return Sandbox{}, berm.Errorf(berm.Unavailable, "create was given up: %w", err)
+	}
 	if err := failpoint.Hit("control.created"); err != nil {
 		return Sandbox{}, err
 	}

@@ -20,6 +20,8 @@ import (
 type Engine struct {
 	// Ports are the servers inside each sandbox. It is set before the first sandbox.
 	Ports map[uint16]http.Handler
+	// Created is called when a sandbox was made; it may be nil.
+	Created func()
 
 	mu        sync.Mutex
 	failing   func(id berm.SandboxID, method string) error
@@ -63,6 +65,9 @@ func (e *Engine) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	}
 	e.sandboxes[spec.ID] = s
 	e.Specs = append(e.Specs, spec)
+	if e.Created != nil {
+		e.Created()
+	}
 	return &handle{s}, nil
 }
 
