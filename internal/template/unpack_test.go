@@ -136,7 +136,7 @@ func randomEntry(r *rand.Rand) entry {
 // applied one after the other, both by the documented rules of overlayfs and by
 // overlayfs itself.
 func TestRandomStacks(t *testing.T) {
-	rounds := 150
+	rounds := 40
 	if os.Getenv("BERM_TEST_ALL") != "" {
 		rounds = 600
 	}
@@ -418,7 +418,7 @@ func sparse(t *testing.T, size int64) []byte {
 }
 
 func TestCompressionBombs(t *testing.T) {
-	zeros := io.LimitReader(zeroReader{}, 256<<20)
+	zeros := io.LimitReader(zeroReader{}, 80<<20)
 	var gz, zs bytes.Buffer
 	gw := gzip.NewWriter(&gz)
 	zw, err := zstd.NewWriter(&zs, zstd.WithEncoderConcurrency(1))
@@ -426,7 +426,7 @@ func TestCompressionBombs(t *testing.T) {
 		t.Fatal(err)
 	}
 	tw := tar.NewWriter(io.MultiWriter(gw, zw))
-	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "f", Size: 256 << 20}); err != nil {
+	if err := tw.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "f", Size: 80 << 20}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.Copy(tw, zeros); err != nil {
