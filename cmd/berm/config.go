@@ -86,16 +86,22 @@ func readConfig(path string, env func(string) (string, bool)) (file configFile, 
 	return file, path, nil
 }
 
-// envFlag sets one flag from the environment when it was not given.
-func envFlag(cmd *cobra.Command, name string) error {
-	flag := cmd.Flags().Lookup(name)
-	variable := "BERM_" + strings.ToUpper(strings.ReplaceAll(name, "-", "_"))
-	value, ok := os.LookupEnv(variable)
-	if flag.Changed || !ok {
+// configureData sets the flag "data" of a command beside the server to what the server
+// has, when it was not given.
+func configureData(cmd *cobra.Command, env func(string) (string, bool)) error {
+	flag := cmd.Flags().Lookup("data")
+	if flag.Changed {
 		return nil
 	}
-	if err := flag.Value.Set(value); err != nil {
-		return berm.Errorf(berm.Invalid, "%s: %w", variable, err)
+	if value, ok := env("BERM_DATA"); ok {
+		return flag.Value.Set(value)
+	}
+	file, _, err := readConfig("", env)
+	if err != nil {
+		return err
+	}
+	if node, ok := file.Serve["data"]; ok {
+		return flag.Value.Set(node.Value)
 	}
 	return nil
 }

@@ -69,6 +69,32 @@ func TestConfigurationIsStrict(t *testing.T) {
 	}
 }
 
+func TestKeyCommandsFindTheServersData(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	if err := os.WriteFile(path, []byte("version: 1\nserve:\n  data: /from/file\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		env  map[string]string
+		args []string
+		want string
+	}{
+		{map[string]string{"BERM_CONFIG": path}, nil, "/from/file"},
+		{map[string]string{"BERM_CONFIG": path, "BERM_DATA": "/from/env"}, nil, "/from/env"},
+		{map[string]string{"BERM_CONFIG": path, "BERM_DATA": "/from/env"}, []string{"--data", "/from/flag"}, "/from/flag"},
+	} {
+		cmd := newKeyCommand()
+		cmd.Flags().AddFlagSet(cmd.PersistentFlags())
+		if err := cmd.ParseFlags(c.args); err != nil {
+			t.Fatal(err)
+		}
+		err := configureData(cmd, func(name string) (string, bool) { v, ok := c.env[name]; return v, ok })
+		if got := cmd.Flag("data").Value.String(); err != nil || got != c.want {
+			t.Errorf("%v %v: %s, %v", c.env, c.args, got, err)
+		}
+	}
+}
+
 func TestKeyCommands(t *testing.T) {
 	data := filepath.Join(t.TempDir(), "data")
 	keyCommand := func(args ...string) string {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"text/tabwriter"
 	"time"
 
@@ -20,7 +21,7 @@ be running: what changes counts at once.`,
 	}
 	data := cmd.PersistentFlags().String("data", defaultData(), "data directory of the server")
 	with := func(cmd *cobra.Command, do func(*store.DB) error) error {
-		if err := envFlag(cmd, "data"); err != nil {
+		if err := configureData(cmd, os.LookupEnv); err != nil {
 			return err
 		}
 		db, err := store.OpenShared(*data)
