@@ -145,7 +145,7 @@ func (s Snapshot) cgroups(scope Scope) {
 	if len(scope.Cgroups) == 0 {
 		return
 	}
-	filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() && slices.Contains(scope.Cgroups, filepath.Base(filepath.Dir(path))) {
 			s.add("control group %s", path)
 		}
@@ -155,7 +155,7 @@ func (s Snapshot) cgroups(scope Scope) {
 
 func (s Snapshot) files(scope Scope) {
 	for _, dir := range scope.Dirs {
-		filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 			s.add("file %s", path)
 			return nil
 		})

@@ -26,7 +26,7 @@ type Client struct {
 // not be used otherwise any more. It is closed when that fails.
 func NewClient(ctx context.Context, conn net.Conn) (*Client, error) {
 	c := newConn(conn)
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	ours, theirs := Hello{Protocol: Protocol, Oldest: Oldest}, Hello{}
 	err := c.write(ours)
 	if err == nil {

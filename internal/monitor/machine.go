@@ -60,7 +60,7 @@ func (m *Machine) Pause() error {
 		return gone()
 	}
 	if err != nil {
-		m.wall.Thaw()
+		_ = m.wall.Thaw()
 		m.become(berm.Running)
 		m.setDeadline(m.status.Deadline)
 		return err

@@ -59,11 +59,11 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 	}()
 	life, err := start(ctx)
 	if err != nil {
-		c.Created(err)
+		_ = c.Created(err)
 		return err
 	}
 	machine := NewMachine(life.Wall, life.OnDeadline)
-	machine.SetDeadline(life.Deadline)
+	_ = machine.SetDeadline(life.Deadline)
 	life.OnAgent(machine.AgentStarted)
 	server := NewServer(life.ID, machine)
 
@@ -76,7 +76,7 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 	} else {
 		cancel(err)
 	}
-	c.Created(err)
+	_ = c.Created(err)
 	go func() {
 		select {
 		case <-committed:
@@ -104,6 +104,6 @@ func keepExit(exit berm.Exit) {
 		return
 	}
 	if os.WriteFile(ExitFile+".new", raw, 0o600) == nil {
-		os.Rename(ExitFile+".new", ExitFile)
+		_ = os.Rename(ExitFile+".new", ExitFile)
 	}
 }

@@ -65,7 +65,7 @@ type Conn struct {
 func Accept(conn net.Conn, id berm.SandboxID) (*Conn, error) {
 	c := newConn(conn)
 	var theirs Hello
-	conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
 	ours := Hello{Protocol, Oldest, id}
 	if err := c.read(&theirs); err != nil {
 		return nil, err
@@ -76,7 +76,7 @@ func Accept(conn net.Conn, id berm.SandboxID) (*Conn, error) {
 	if !ours.agrees(theirs) {
 		return nil, berm.Errorf(berm.Unsupported, "no monitor protocol in common: %d here, %d there", ours.Protocol, theirs.Protocol)
 	}
-	conn.SetDeadline(time.Time{})
+	_ = conn.SetDeadline(time.Time{})
 	return c, nil
 }
 
@@ -165,7 +165,7 @@ func (s *Server) Serve(c *Conn) {
 			defer s.open.Done()
 			answer := s.answer(r)
 			answer.N = r.N
-			c.write(answer)
+			_ = c.write(answer)
 		}()
 	}
 }
@@ -212,7 +212,7 @@ func (c *Conn) stream(n uint64, changes <-chan berm.Status, ended <-chan struct{
 		select {
 		case status, ok := <-changes:
 			if !ok {
-				c.write(reply{N: n}) // the end
+				_ = c.write(reply{N: n}) // the end
 				return
 			}
 			if c.write(reply{N: n, Status: &status}) != nil {

@@ -101,7 +101,7 @@ func create(t *testing.T, h Harness, change ...func(*berm.Spec)) berm.Sandbox {
 		if _, err := s.Kill(testContext(t), berm.ReasonKilled); err != nil {
 			t.Errorf("kill: %v", err)
 		}
-		s.Close()
+		_ = s.Close()
 	})
 	return s
 }

@@ -111,7 +111,7 @@ func begin(t *testing.T, s berm.Sandbox, script string) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		Shell(ctx, s, script)
+		_, _ = Shell(ctx, s, script) // its end is not of interest
 	}()
 	t.Cleanup(func() { cancel(); <-done })
 }

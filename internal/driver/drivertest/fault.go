@@ -66,7 +66,7 @@ var faultCases = []testCase{
 		if err != nil {
 			t.Fatal(err)
 		}
-		Shell(testContext(t), s, "kill -9 $(pidof berm-guest)")
+		_, _ = Shell(testContext(t), s, "kill -9 $(pidof berm-guest)")
 		select {
 		case status := <-events:
 			if status.Agent != 2 || status.State != berm.Running {

@@ -58,7 +58,7 @@ var lifeCases = []testCase{
 		if err := health(testContext(t), again); err != nil {
 			t.Errorf("opened: %v", err)
 		}
-		again.Close()
+		_ = again.Close()
 		kill(t, s)
 		if listed() {
 			t.Error("a dead sandbox is listed")
@@ -71,12 +71,12 @@ var lifeCases = []testCase{
 	}},
 	{name: "LivesWithoutItsHandle", run: func(t *testing.T, h Harness) {
 		s := create(t, h)
-		s.Close()
+		_ = s.Close()
 		again, err := h.Reopen(t).Open(testContext(t), s.ID())
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer again.Close()
+		defer func() { _ = again.Close() }()
 		if err := health(testContext(t), again); err != nil {
 			t.Error(err)
 		}
@@ -137,7 +137,7 @@ var lifeCases = []testCase{
 			t.Fatal(err)
 		}
 		next(berm.Running)
-		go s.Kill(testContext(t), berm.ReasonKilled)
+		go func() { _, _ = s.Kill(testContext(t), berm.ReasonKilled) }()
 		next(berm.Killed)
 		if _, open := <-events; open {
 			t.Error("events go on after death")
@@ -167,12 +167,12 @@ var lifeCases = []testCase{
 		deadline := time.Now().Add(1500 * time.Millisecond)
 		s := create(t, h, func(spec *berm.Spec) { spec.Deadline = deadline })
 		id := s.ID()
-		s.Close() // nobody but the monitor is there to keep it
+		_ = s.Close() // nobody but the monitor is there to keep it
 		d := h.Reopen(t)
 		eventually(t, time.Until(deadline)+2*time.Second, func() error {
 			again, err := d.Open(testContext(t), id)
 			if err == nil {
-				again.Close()
+				_ = again.Close()
 				return errors.New("it still answers")
 			}
 			return nil
@@ -331,7 +331,7 @@ var lifeCases = []testCase{
 			return err
 		})
 		defer conn.Close()
-		fmt.Fprint(conn, "GET /index.html HTTP/1.0\r\n\r\n")
+		_, _ = fmt.Fprint(conn, "GET /index.html HTTP/1.0\r\n\r\n")
 		text, err := io.ReadAll(conn)
 		if err != nil || !strings.HasSuffix(string(text), "hello\n") {
 			t.Errorf("got %q, %v", text, err)

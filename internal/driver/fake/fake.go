@@ -131,9 +131,9 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		return nil, berm.Errorf(berm.AlreadyExists, "sandbox %s exists", spec.ID)
 	}
 	i.machine = monitor.NewMachine(i, spec.OnDeadline)
-	i.machine.SetDeadline(spec.Deadline)
+	_ = i.machine.SetDeadline(spec.Deadline)
 	d.host.sandboxes[spec.ID] = i
-	go i.agent.Serve(listener{i})
+	go func() { _ = i.agent.Serve(listener{i}) }()
 	return &sandbox{i}, nil
 }
 
@@ -144,7 +144,7 @@ func healthOnly(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(http.StatusNotFound)
-	json.NewEncoder(w).Encode(map[string]string{"message": "the fake has no " + r.URL.Path})
+	_ = json.NewEncoder(w).Encode(map[string]string{"message": "the fake has no " + r.URL.Path})
 }
 
 // Open finds a living sandbox.
@@ -230,7 +230,7 @@ func (i *inmate) Kill() {
 	i.once.Do(func() {
 		go func() {
 			close(i.closed)
-			i.agent.Close()
+			_ = i.agent.Close()
 			reason := i.machine.Reason()
 			exit := berm.Exit{Reason: reason, Code: -1, Signal: "SIGKILL", At: time.Now().UTC()}
 			i.host.mu.Lock()
@@ -316,7 +316,7 @@ func pair() (_, _ net.Conn, err error) {
 	if err != nil {
 		return nil, nil, berm.Errorf(berm.Internal, "connect: %w", err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	ours, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		return nil, nil, berm.Errorf(berm.Internal, "connect: %w", err)

@@ -65,10 +65,7 @@ var _ berm.Driver = (*Driver)(nil)
 // New unpacks the helpers and returns a driver. Kinds: Unsupported (no helpers in this
 // build), Internal.
 func New(config Config) (_ *Driver, err error) {
-	d := &Driver{config: config}
-	if d.host, err = newHost(); err != nil {
-		return nil, err
-	}
+	d := &Driver{config: config, host: newHost()}
 	if d.groups, err = cgroup.New(cgroup.Config{Parent: config.CgroupParent}); err != nil {
 		return nil, err
 	}
@@ -77,7 +74,7 @@ func New(config Config) (_ *Driver, err error) {
 			return nil, berm.Errorf(berm.Internal, "make the data directory: %w", err)
 		}
 	}
-	cu := cleanup.Make(func() { d.Close() })
+	cu := cleanup.Make(func() { _ = d.Close() })
 	defer cu.Clean()
 	if d.monitor, err = unpack(config.Data, embedded.Monitor); err != nil {
 		return nil, err
@@ -267,7 +264,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	} else if err != nil {
 		return nil, berm.Errorf(berm.Internal, "make the sandbox's directory: %w", err)
 	}
-	cu := cleanup.Make(func() { d.removeFiles(spec.ID) })
+	cu := cleanup.Make(func() { _ = d.removeFiles(spec.ID) })
 	defer cu.Clean()
 	if d.upper(spec) == upperDirectory {
 		if err := os.Mkdir(filepath.Join(dir, "disk"), 0o755); err != nil {
@@ -402,7 +399,7 @@ func (d *Driver) Open(ctx context.Context, id berm.SandboxID) (berm.Sandbox, err
 	}
 	pid, err := peer(conn)
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, berm.Errorf(berm.Internal, "find the monitor of sandbox %s: %w", id, err)
 	}
 	client, err := monitor.NewClient(ctx, conn)
@@ -410,7 +407,7 @@ func (d *Driver) Open(ctx context.Context, id berm.SandboxID) (berm.Sandbox, err
 		return nil, err
 	}
 	if client.ID() != id {
-		client.Close()
+		_ = client.Close()
 		return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s says that it keeps %q", id, client.ID())
 	}
 	return &sandbox{driver: d, id: id, client: client, pid: pid}, nil
@@ -437,7 +434,7 @@ func (d *Driver) Remove(ctx context.Context, id berm.SandboxID) (berm.Exit, erro
 		return berm.Exit{}, nil
 	}
 	if s, err := d.Open(ctx, id); err == nil {
-		s.Close()
+		_ = s.Close()
 		return berm.Exit{}, berm.Errorf(berm.Conflict, "sandbox %s lives", id)
 	}
 	return d.remove(ctx, id)
@@ -485,7 +482,7 @@ func (d *Driver) removeFiles(id berm.SandboxID) error {
 	if err != nil {
 		return berm.Errorf(berm.Internal, "remove the files of sandbox %s: %w", id, err)
 	}
-	defer root.Close()
+	defer func() { _ = root.Close() }()
 	if err := root.RemoveAll(string(id)); err != nil {
 		return berm.Errorf(berm.Internal, "remove the files of sandbox %s: %w", id, err)
 	}
@@ -508,9 +505,9 @@ func (d *Driver) endMonitor(ctx context.Context, id berm.SandboxID) error {
 	// The kernel accepts the connection also when the monitor hangs.
 	if conn, err := d.dial(ctx, id, monitor.SocketFile); err == nil {
 		pid, err := peer(conn)
-		conn.Close()
+		_ = conn.Close()
 		if err == nil {
-			unix.Kill(pid, unix.SIGKILL)
+			_ = unix.Kill(pid, unix.SIGKILL)
 		}
 	}
 	for deadline := time.Now().Add(2 * time.Second); held(); time.Sleep(time.Millisecond) {

@@ -22,9 +22,9 @@ type host struct {
 }
 
 // newHost finds out how ids can be mapped.
-func newHost() (host, error) {
+func newHost() host {
 	if os.Geteuid() == 0 {
-		return host{kind: launch.Leased}, nil
+		return host{kind: launch.Leased}
 	}
 	uid, gid := os.Geteuid(), os.Getegid()
 	names := []string{strconv.Itoa(uid)}
@@ -43,13 +43,13 @@ func newHost() (host, error) {
 			Kind: launch.Subordinate,
 			UIDs: []launch.Range{{Inside: 0, Outside: int(uids.Base), Count: berm.IDsPerSandbox}},
 			GIDs: []launch.Range{{Inside: 0, Outside: int(gids.Base), Count: berm.IDsPerSandbox}},
-		}}, nil
+		}}
 	}
 	return host{kind: launch.Single, degraded: []string{"the only user id inside is 0: " + err.Error()}, uids: launch.IDs{
 		Kind: launch.Single,
 		UIDs: []launch.Range{{Inside: 0, Outside: uid, Count: 1}},
 		GIDs: []launch.Range{{Inside: 0, Outside: gid, Count: 1}},
-	}}, nil
+	}}
 }
 
 // ids is the map of a sandbox.

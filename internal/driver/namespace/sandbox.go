@@ -68,7 +68,7 @@ func (s *sandbox) spawn(ctx context.Context, dir string) error {
 	monitor.Trace("monitor started")
 	ended := make(chan struct{})
 	go func() {
-		cmd.Wait()
+		_ = cmd.Wait()
 		close(ended)
 	}()
 	s.pid, s.ended = cmd.Process.Pid, ended
@@ -83,7 +83,7 @@ func (s *sandbox) spawn(ctx context.Context, dir string) error {
 // directory is left.
 func (s *sandbox) abandon() {
 	if s.client != nil {
-		s.client.Close()
+		_ = s.client.Close()
 	}
 	select {
 	case <-s.ended:
@@ -92,7 +92,7 @@ func (s *sandbox) abandon() {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*killLimit)
 	defer cancel()
 	s.endMonitor()
-	s.driver.remove(ctx, s.id)
+	_, _ = s.driver.remove(ctx, s.id)
 }
 
 // endMonitor makes sure that the monitor is gone. The kernel ends the sandbox with it.
@@ -105,7 +105,7 @@ func (s *sandbox) endMonitor() {
 		return
 	default:
 	}
-	unix.Kill(s.pid, unix.SIGKILL) // ours, and not reaped: the id is still its own
+	_ = unix.Kill(s.pid, unix.SIGKILL) // ours, and not reaped: the id is still its own
 	<-s.ended
 }
 
@@ -116,7 +116,7 @@ func (s *sandbox) health(ctx context.Context) error {
 		return err
 	}
 	defer conn.Close()
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if _, err := io.WriteString(conn, "GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n"); err != nil {
 		return berm.Errorf(berm.Unavailable, "ask the guest agent: %w", err)
@@ -156,7 +156,7 @@ func (s *sandbox) connect(ctx context.Context, port uint16) (net.Conn, error) {
 	} else if err != nil {
 		return nil, berm.Errorf(berm.Unavailable, "reach the guest agent: %w", err)
 	}
-	stop := context.AfterFunc(ctx, func() { conn.SetDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	status := []byte{0}
 	_, err = conn.Write([]byte{agentProtocol, byte(port >> 8), byte(port)})
 	if err == nil {
@@ -175,7 +175,7 @@ func (s *sandbox) connect(ctx context.Context, port uint16) (net.Conn, error) {
 	default:
 		return conn, nil
 	}
-	conn.Close()
+	_ = conn.Close()
 	return nil, err
 }
 
@@ -240,7 +240,7 @@ func (s *sandbox) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, erro
 		exit = berm.Exit{Reason: reason, Code: -1, At: time.Now().UTC()}
 	}
 	s.exit = &exit
-	s.client.Close()
+	_ = s.client.Close()
 	return exit, nil
 }
 

@@ -6,6 +6,7 @@
 package inside
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 	"syscall"
@@ -61,7 +62,7 @@ func cloneTrees(paths []byte) int {
 		if err != nil {
 			fail("clone", path, err)
 		}
-		unix.Close(fd)
+		_ = unix.Close(fd)
 		n++
 	}
 	return n
@@ -96,7 +97,7 @@ func receive() ([]byte, []int) {
 
 // tell sends one message to the monitor. Nobody is left to hear when it fails.
 func tell(kind byte, text string) {
-	unix.Send(plan.Control, append([]byte{kind}, text...), unix.MSG_NOSIGNAL)
+	_ = unix.Send(plan.Control, append([]byte{kind}, text...), unix.MSG_NOSIGNAL)
 }
 
 // fail reports a step that could not be done and ends the sandbox.
@@ -113,7 +114,7 @@ func setUp(encoded []byte, fds []int) {
 		fail("plan", "", unix.EINVAL)
 	}
 	// A change of uid clears the signal that the clone set.
-	unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
+	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	for _, s := range steps {
 		if s.Op == plan.Move && (s.FD < plan.FDCount || s.FD >= len(fds)) {
 			fail(s.Op.String(), s.Target, unix.EBADF)
@@ -125,7 +126,7 @@ func setUp(encoded []byte, fds []int) {
 	unix.Umask(0o022)
 	// Nothing inside may read or trace init, which holds the agent's executable
 	// and configuration.
-	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
 // serve starts the agent, starts it again whenever it ends, and reaps.
@@ -147,7 +148,7 @@ func serve(fds []int) {
 	if err != nil {
 		fail("agent", "descriptor", err)
 	}
-	unix.Close(fds[plan.FDAgent])
+	_ = unix.Close(fds[plan.FDAgent])
 	fds[plan.FDAgent] = high
 	agent, started := start(fds), time.Now()
 	tell(plan.Started, "")
@@ -186,7 +187,7 @@ func start(fds []int) int {
 		if err == nil {
 			return pid
 		}
-		if err != unix.EAGAIN && err != unix.ENOMEM {
+		if !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.ENOMEM) {
 			fail("start", "agent", err)
 		}
 		// Out of processes or memory, which is the sandbox's own doing: its deadline

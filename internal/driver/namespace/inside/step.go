@@ -1,6 +1,7 @@
 package inside
 
 import (
+	"errors"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,7 +36,7 @@ func do(s plan.Step, fds []int) error {
 		return unix.Mount("none", s.Target, "", unix.MS_REMOUNT|unix.MS_BIND|uintptr(s.Flags), "")
 	case plan.Move:
 		err := unix.MoveMount(fds[s.FD], "", unix.AT_FDCWD, s.Target, unix.MOVE_MOUNT_F_EMPTY_PATH)
-		unix.Close(fds[s.FD])
+		_ = unix.Close(fds[s.FD])
 		return err
 	case plan.Mask:
 		return mask(s.Target)
@@ -116,7 +117,7 @@ func file(path, content string, mode uint32) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	for len(content) > 0 {
 		n, err := unix.Write(fd, []byte(content))
 		if err != nil {
@@ -171,7 +172,7 @@ func mask(path string) error {
 }
 
 func ignoreAbsent(err error) error {
-	if err == unix.ENOENT {
+	if errors.Is(err, unix.ENOENT) {
 		return nil
 	}
 	return err
@@ -211,7 +212,7 @@ func loopback() error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	request, err := unix.NewIfreq("lo")
 	if err != nil {
 		return err
@@ -230,7 +231,7 @@ func rlimit(s plan.Step) error {
 	}
 	want := unix.Rlimit{Cur: s.Flags, Max: hard}
 	err = unix.Setrlimit(s.FD, &want)
-	if err != unix.EPERM {
+	if !errors.Is(err, unix.EPERM) {
 		return err
 	}
 	var have unix.Rlimit
@@ -301,7 +302,7 @@ func landlock(handled uint64, devices string) error {
 		return errno
 	}
 	ruleset := int(fd)
-	defer unix.Close(ruleset)
+	defer func() { _ = unix.Close(ruleset) }()
 	if err := grant(ruleset, "/", unix.LANDLOCK_ACCESS_FS_REFER); err != nil {
 		return err
 	}
@@ -322,7 +323,7 @@ func grant(ruleset int, path string, rights uint64) error {
 	if err != nil {
 		return err
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	rule := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
 	_, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
 	if errno != 0 {

@@ -177,7 +177,7 @@ func (s *Sandbox) makeGroup() error {
 func (s *Sandbox) removeGroup() {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	s.group.Remove(ctx)
+	_ = s.group.Remove(ctx)
 }
 
 // spawn starts init in fresh namespaces, where it waits for the plan.
@@ -188,7 +188,7 @@ func (s *Sandbox) spawn() error {
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "control")
 	defer theirs.Close()
-	unix.SetNonblock(pair[0], true)
+	_ = unix.SetNonblock(pair[0], true)
 	s.control = os.NewFile(uintptr(pair[0]), "control")
 
 	pidfd := -1
@@ -228,7 +228,7 @@ func (s *Sandbox) spawn() error {
 	if err != nil {
 		return fault("init's executable", err)
 	}
-	defer unix.Close(executable)
+	defer func() { _ = unix.Close(executable) }()
 	s.pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
 		Dir:   "/",
 		Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
@@ -292,7 +292,7 @@ func (s *Sandbox) channels(fds []*os.File) error {
 		return fault("listen for the agent", err)
 	}
 	listener.SetUnlinkOnClose(false)
-	defer listener.Close()
+	defer func() { _ = listener.Close() }()
 	if fds[plan.FDListen], err = listener.File(); err != nil {
 		return fault("agent socket", err)
 	}
@@ -483,8 +483,8 @@ func (s *Sandbox) Usage() (berm.Usage, error) {
 // Kill begins the end of every process: the kernel ends a pid namespace with its
 // first process, whatever the others do.
 func (s *Sandbox) Kill() {
-	unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0)
-	go s.group.Kill(context.Background())
+	_ = unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0)
+	go func() { _ = s.group.Kill(context.Background()) }()
 }
 
 // Wait returns when every process has ended and all that the sandbox had is taken

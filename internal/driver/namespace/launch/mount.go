@@ -74,10 +74,10 @@ func discard(root *os.File) {
 	if err != nil {
 		return
 	}
-	defer unix.Close(fd)
+	defer func() { _ = unix.Close(fd) }()
 	const (
 		shutdown = 0x8004587d // EXT4_IOC_SHUTDOWN
 		noFlush  = 2          // EXT4_GOING_FLAGS_NOLOGFLUSH
 	)
-	unix.IoctlSetPointerInt(fd, shutdown, noFlush)
+	_ = unix.IoctlSetPointerInt(fd, shutdown, noFlush)
 }
