@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -44,7 +45,14 @@ func main() {
 	flag.Parse()
 
 	// Started through a descriptor, it would be listed under the descriptor's number.
-	os.WriteFile("/proc/self/comm", []byte("berm-guest"), 0)
+	// The name of the process is that of its main thread, which runs main until the
+	// first blocking call; /proc/self/comm belongs to nobody inside.
+	name := []byte("berm-guest\x00")
+	unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0)
+	// Root inside may trace what runs as root; the exec that started the agent made it
+	// traceable again. Without this its memory and executable could be written through
+	// /proc, as in CVE-2019-5736.
+	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 	debug.SetGCPercent(gcPercent)
 	syscall.Umask(0o022)
