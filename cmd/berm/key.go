@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"text/tabwriter"
@@ -28,8 +29,7 @@ be running: what changes counts at once.`,
 		if err != nil {
 			return err
 		}
-		defer db.Close()
-		return do(db)
+		return errors.Join(do(db), db.Close())
 	}
 	cmd.AddCommand(newKeyCreateCommand(with), newKeyListCommand(with), newKeyRevokeCommand(with))
 	return cmd
@@ -60,8 +60,8 @@ func newKeyCreateCommand(with withStore) *cobra.Command {
 					Secret string `json:"key"`
 				}{key, secret})
 			}
-			fmt.Fprintln(cmd.OutOrStdout(), secret)
-			return nil
+			_, err = fmt.Fprintln(cmd.OutOrStdout(), secret)
+			return err
 		})
 	}
 	return cmd
@@ -85,13 +85,13 @@ func newKeyListCommand(with withStore) *cobra.Command {
 				return printJSON(cmd.OutOrStdout(), keys)
 			}
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			fmt.Fprintln(table, "ID\tKEY\tNAME\tCREATED\tREVOKED")
+			_, _ = fmt.Fprintln(table, "ID\tKEY\tNAME\tCREATED\tREVOKED")
 			for _, k := range keys {
 				revoked := "-"
 				if !k.Revoked.IsZero() {
 					revoked = k.Revoked.Local().Format(time.DateTime)
 				}
-				fmt.Fprintf(table, "%s\t%s…\t%q\t%s\t%s\n", k.ID, k.Prefix, k.Name, k.Created.Local().Format(time.DateTime), revoked)
+				_, _ = fmt.Fprintf(table, "%s\t%s…\t%q\t%s\t%s\n", k.ID, k.Prefix, k.Name, k.Created.Local().Format(time.DateTime), revoked)
 			}
 			return table.Flush()
 		})
@@ -108,9 +108,10 @@ func newKeyRevokeCommand(with withStore) *cobra.Command {
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return with(cmd, func(db *store.DB) error {
 				key, err := db.RevokeKey(cmd.Context(), args[0])
-				if err == nil {
-					fmt.Fprintf(cmd.OutOrStdout(), "%s… is revoked\n", key.Prefix)
+				if err != nil {
+					return err
 				}
+				_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s… is revoked\n", key.Prefix)
 				return err
 			})
 		},

@@ -174,7 +174,7 @@ func (m *Manager) open(ctx context.Context, id berm.SandboxID) (handle berm.Sand
 			if status, err = handle.Status(ctx); err == nil && status.State != berm.Killed {
 				return handle, status, nil
 			}
-			handle.Close()
+			_ = handle.Close()
 			if err == nil {
 				err = berm.Errorf(berm.NotFound, "sandbox %s is dead", id)
 			}
@@ -191,7 +191,7 @@ func (m *Manager) evict(ctx context.Context, id berm.SandboxID, reason berm.Reas
 	if err != nil {
 		return m.Engine.Remove(ctx, id)
 	}
-	defer handle.Close()
+	defer func() { _ = handle.Close() }()
 	return handle.Kill(ctx, reason)
 }
 
@@ -208,7 +208,7 @@ func (m *Manager) Close() {
 	}
 	m.work.Wait()
 	for _, s := range sessions {
-		s.handle.Close()
+		_ = s.handle.Close()
 	}
 }
 

@@ -126,7 +126,7 @@ func (m *Manager) discard(handle berm.Sandbox) {
 	if _, err := handle.Kill(ctx, berm.ReasonKilled); err != nil {
 		m.Log.Error("a sandbox that could not be kept is left until the next start", "sandbox", id, "error", err)
 	}
-	handle.Close()
+	_ = handle.Close()
 	m.tell(id, system, audit.SandboxExit, audit.OK, "could not be kept", nil)
 	// It may have been saved already.
 	if row, err := m.Store.Sandbox(ctx, id); err == nil {

@@ -311,7 +311,7 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	}
 	s.m.tell(s.info.ID, actor, audit.SandboxExit, audit.OK, string(exit.Reason), exit)
 	if handle := s.current(); handle != nil {
-		handle.Close()
+		_ = handle.Close()
 	}
 	close(s.gone)
 }
@@ -345,7 +345,7 @@ func (s *session) watch() {
 		s.handle = handle
 		s.mu.Unlock()
 		<-s.op
-		old.Close()
+		_ = old.Close()
 		s.check(s.m.ctx)
 		sleep(s.m.ctx, 100*time.Millisecond)
 	}

@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"errors"
 	"net"
 	"sync"
 	"time"
@@ -15,12 +16,11 @@ func split(listener net.Listener, patience time.Duration) (plain, secure net.Lis
 		for {
 			conn, err := listener.Accept()
 			if err != nil {
-				if ne, ok := err.(net.Error); ok && ne.Timeout() || isTemporary(err) {
+				if isTemporary(err) {
 					time.Sleep(10 * time.Millisecond)
 					continue
 				}
-				p.Close()
-				s.Close()
+				_, _ = p.Close(), s.Close() // the listener is broken or closed already
 				return
 			}
 			go sort(conn, p, s, patience)
@@ -31,8 +31,8 @@ func split(listener net.Listener, patience time.Duration) (plain, secure net.Lis
 
 // isTemporary says whether accepting may work again: descriptors come back.
 func isTemporary(err error) bool {
-	t, ok := err.(interface{ Temporary() bool })
-	return ok && t.Temporary()
+	var t interface{ Temporary() bool }
+	return errors.As(err, &t) && t.Temporary()
 }
 
 // sort reads the first byte of a connection and hands it to its side.

@@ -349,7 +349,9 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
 		if err != nil || answer.StatusCode != 400 {
 			t.Errorf("a body that does not come: %v, %v", answer, err)
+			return
 		}
+		answer.Body.Close()
 	})
 	// Others are served meanwhile.
 	for range 20 {

@@ -91,23 +91,11 @@ func (db *DB) RevokeKey(ctx context.Context, id string) (Key, error) {
 
 // Keys lists all keys, oldest first, revoked ones too.
 func (db *DB) Keys(ctx context.Context) ([]Key, error) {
-	rows, err := db.read.QueryContext(ctx, "SELECT id, name, prefix, created, revoked FROM keys ORDER BY created")
-	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	keys, err := collect(ctx, db, scanKey, "SELECT id, name, prefix, created, revoked FROM keys ORDER BY created")
+	if keys == nil {
+		keys = []Key{} // [] in JSON
 	}
-	defer rows.Close()
-	keys := []Key{}
-	for rows.Next() {
-		key, err := scanKey(rows)
-		if err != nil {
-			return nil, err
-		}
-		keys = append(keys, key)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
-	}
-	return keys, nil
+	return keys, err
 }
 
 // Authenticate returns the valid key that secret is. Denied when there is none. The
@@ -127,7 +115,7 @@ func (db *DB) key(ctx context.Context, from *sql.DB, where string, arg any) (Key
 	return scanKey(from.QueryRowContext(ctx, "SELECT id, name, prefix, created, revoked FROM keys WHERE "+where, arg))
 }
 
-func scanKey(row interface{ Scan(...any) error }) (Key, error) {
+func scanKey(row scanner) (Key, error) {
 	var key Key
 	var created, revoked int64
 	err := row.Scan(&key.ID, &key.Name, &key.Prefix, &created, &revoked)
@@ -169,28 +157,19 @@ func outbox(ctx context.Context, tx *sql.Tx, what audit.Type, key Key) error {
 // DrainOutbox hands the waiting audit records to log, oldest first, and forgets
 // each that was taken.
 func (db *DB) DrainOutbox(ctx context.Context, log audit.Emitter) error {
-	rows, err := db.read.QueryContext(ctx, "SELECT id, record FROM outbox ORDER BY id")
-	if err != nil {
-		return berm.Errorf(berm.Internal, "database: %w", err)
-	}
 	type entry struct {
 		id     int64
 		record audit.Record
 	}
-	var waiting []entry
-	for rows.Next() {
-		var e entry
+	waiting, err := collect(ctx, db, func(row scanner) (e entry, err error) {
 		var record []byte
-		if err = rows.Scan(&e.id, &record); err == nil {
+		if err = row.Scan(&e.id, &record); err == nil {
 			err = json.Unmarshal(record, &e.record)
 		}
-		if err != nil {
-			break
-		}
-		waiting = append(waiting, e)
-	}
-	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
-		return berm.Errorf(berm.Internal, "database: %w", err)
+		return e, err
+	}, "SELECT id, record FROM outbox ORDER BY id")
+	if err != nil {
+		return err
 	}
 	for _, e := range waiting {
 		if err := log.Emit(e.record); err != nil {

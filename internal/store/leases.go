@@ -8,24 +8,19 @@ import (
 
 // Leases returns which sandbox holds the id range that starts at each base.
 func (db *DB) Leases(ctx context.Context) (map[uint32]berm.SandboxID, error) {
-	rows, err := db.read.QueryContext(ctx, "SELECT base, sandbox FROM leases")
-	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	type lease struct {
+		base uint32
+		id   berm.SandboxID
 	}
-	defer rows.Close()
+	all, err := collect(ctx, db, func(row scanner) (l lease, err error) {
+		err = row.Scan(&l.base, &l.id)
+		return l, err
+	}, "SELECT base, sandbox FROM leases")
 	leases := map[uint32]berm.SandboxID{}
-	for rows.Next() {
-		var base uint32
-		var id berm.SandboxID
-		if err := rows.Scan(&base, &id); err != nil {
-			return nil, berm.Errorf(berm.Internal, "database: %w", err)
-		}
-		leases[base] = id
+	for _, l := range all {
+		leases[l.base] = l.id
 	}
-	if err := rows.Err(); err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
-	}
-	return leases, nil
+	return leases, err
 }
 
 // Lease gives the id range that starts at base to a sandbox. It fails when the

@@ -40,23 +40,10 @@ func (db *DB) Sandbox(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
 
 // LivingSandboxes returns the stored sandboxes that were not killed.
 func (db *DB) LivingSandboxes(ctx context.Context) ([]Sandbox, error) {
-	rows, err := db.read.QueryContext(ctx, "SELECT id, record FROM sandboxes WHERE killed = 0")
-	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
-	}
-	defer rows.Close()
-	var all []Sandbox
-	for rows.Next() {
-		var s Sandbox
-		if err := rows.Scan(&s.ID, &s.Record); err != nil {
-			return nil, berm.Errorf(berm.Internal, "database: %w", err)
-		}
-		all = append(all, s)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
-	}
-	return all, nil
+	return collect(ctx, db, func(row scanner) (s Sandbox, err error) {
+		err = row.Scan(&s.ID, &s.Record)
+		return s, err
+	}, "SELECT id, record FROM sandboxes WHERE killed = 0")
 }
 
 // Prune forgets sandboxes that died before t, with their log lines.
@@ -89,25 +76,12 @@ func (db *DB) Logs(ctx context.Context, id berm.SandboxID, from time.Time, backw
 	if backward {
 		query = "SELECT time, level, message, fields FROM logs WHERE sandbox = ? AND time <= ? ORDER BY time DESC, rowid DESC LIMIT ?"
 	}
-	rows, err := db.read.QueryContext(ctx, query, id, from.UnixNano(), limit)
-	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
-	}
-	defer rows.Close()
-	var lines []LogLine
-	for rows.Next() {
-		var line LogLine
+	return collect(ctx, db, func(row scanner) (line LogLine, err error) {
 		var at int64
-		if err := rows.Scan(&at, &line.Level, &line.Message, &line.Fields); err != nil {
-			return nil, berm.Errorf(berm.Internal, "database: %w", err)
-		}
+		err = row.Scan(&at, &line.Level, &line.Message, &line.Fields)
 		line.Time = moment(at)
-		lines = append(lines, line)
-	}
-	if err := rows.Err(); err != nil {
-		return nil, berm.Errorf(berm.Internal, "database: %w", err)
-	}
-	return lines, nil
+		return line, err
+	}, query, id, from.UnixNano(), limit)
 }
 
 func nanos(t time.Time) int64 {

@@ -67,16 +67,13 @@ func OpenShared(dir string) (*DB, error) {
 		return nil, err
 	}
 	n, err := db.schema()
-	switch {
-	case err != nil:
-		err = berm.Errorf(berm.Internal, "database: %w", err)
-	case n != len(migrations):
+	if err == nil && n != len(migrations) {
 		err = berm.Errorf(berm.Unsupported, "the running server uses database schema %d, this berm %d", n, len(migrations))
-	default:
-		return db, nil
 	}
-	db.Close()
-	return nil, err
+	if err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
 }
 
 func openLocked(dir string) (*DB, error) {
@@ -92,8 +89,7 @@ func openLocked(dir string) (*DB, error) {
 		return nil, err
 	}
 	if err := db.migrate(dir); err != nil {
-		db.Close()
-		return nil, err
+		return nil, errors.Join(err, db.Close())
 	}
 	return db, nil
 }
@@ -145,8 +141,7 @@ func connect(dir string) (*DB, error) {
 	}
 	read, err := open(2, "&_pragma=query_only(1)")
 	if err != nil {
-		write.Close()
-		return nil, err
+		return nil, errors.Join(err, write.Close())
 	}
 	return &DB{write: write, read: read}, nil
 }
@@ -241,9 +236,8 @@ func (db *DB) tx(ctx context.Context, do func(*sql.Tx) error) error {
 	if err != nil {
 		return err
 	}
-	defer tx.Rollback() // after Commit it does nothing
 	if err := do(tx); err != nil {
-		return err
+		return errors.Join(err, tx.Rollback())
 	}
 	return tx.Commit()
 }
@@ -253,6 +247,26 @@ func (db *DB) exec(ctx context.Context, query string, args ...any) error {
 		return berm.Errorf(berm.Internal, "database: %w", err)
 	}
 	return nil
+}
+
+// scanner is a row of a result.
+type scanner interface{ Scan(...any) error }
+
+// collect runs a query and reads every row with scan.
+func collect[T any](ctx context.Context, db *DB, scan func(scanner) (T, error), query string, args ...any) (all []T, err error) {
+	rows, err := db.read.QueryContext(ctx, query, args...)
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	for err == nil && rows.Next() {
+		var v T
+		v, err = scan(rows)
+		all = append(all, v)
+	}
+	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
+		return nil, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	return all, nil
 }
 
 // Secret returns 32 random bytes that are made at the first call for name and stay

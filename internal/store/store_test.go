@@ -5,6 +5,7 @@ import (
 	"database/sql"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,7 +74,7 @@ func TestMigrateKeepsBackup(t *testing.T) {
 	}
 	db.Close()
 	defer func(old []string) { migrations = old }(migrations)
-	migrations = append(migrations[:len(migrations):len(migrations)], "CREATE TABLE more (id TEXT PRIMARY KEY)")
+	migrations = slices.Concat(migrations, []string{"CREATE TABLE more (id TEXT PRIMARY KEY)"})
 	db = open(t, dir)
 	if keys, err := db.Keys(t.Context()); err != nil || len(keys) != 1 {
 		t.Errorf("keys after the migration: %v, %v", keys, err)
@@ -94,7 +95,7 @@ func TestFailedMigrationChangesNothing(t *testing.T) {
 	open(t, dir).Close()
 	defer func(old []string) { migrations = old }(migrations)
 	good := migrations
-	migrations = append(good[:len(good):len(good)], "CREATE TABLE more (id TEXT); NOT SQL")
+	migrations = slices.Concat(good, []string{"CREATE TABLE more (id TEXT); NOT SQL"})
 	if _, err := Open(dir); err == nil {
 		t.Fatal("a broken migration passed")
 	}

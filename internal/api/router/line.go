@@ -150,7 +150,7 @@ func (l *line) proxy(route *control.Route, port uint16) *httputil.ReverseProxy {
 func failed(w http.ResponseWriter, r *http.Request, id berm.SandboxID, port uint16, err error) {
 	var berr *berm.Error
 	switch {
-	case context.Cause(r.Context()) == errCut:
+	case errors.Is(context.Cause(r.Context()), errCut):
 		gone(w, r, id)
 	case r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // the client is gone

@@ -474,6 +474,7 @@ func TestWebSocket(t *testing.T) {
 	if err != nil || r.StatusCode != 101 {
 		t.Fatalf("%v %v", r, err)
 	}
+	r.Body.Close()
 	for range 3 {
 		fmt.Fprint(conn, "hello\n")
 		if line, err := buf.ReadString('\n'); err != nil || line != "echo hello\n" {
