@@ -88,7 +88,7 @@ func (w *world) start(t testing.TB, configure ...func(*Config)) {
 	if err := w.Start(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(w.Manager.Close)
+	t.Cleanup(w.Close)
 }
 
 func (w *world) create(t testing.TB, change ...func(*CreateRequest)) Sandbox {
@@ -421,7 +421,7 @@ func TestRestartFindsSandboxes(t *testing.T) {
 	if err := w.Pause(ctx, paused.ID, tester); err != nil {
 		t.Fatal(err)
 	}
-	w.Manager.Close()
+	w.Close()
 	w.engine.End(dying.ID, berm.ReasonOOM)
 	w.engine.End(lost.ID, "")
 	w.engine.Remove(ctx, lost.ID)

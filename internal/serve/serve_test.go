@@ -301,7 +301,7 @@ func TestHostileClients(t *testing.T) {
 	} {
 		answer, err := i.raw(c.send, 5*time.Second)
 		first, _, _ := strings.Cut(answer, "\r\n")
-		if !strings.Contains(first, c.want) && !(errors.Is(err, io.EOF) || err != nil && answer == "") {
+		if !strings.Contains(first, c.want) && (err == nil || answer != "") {
 			t.Errorf("%s: %q, %v", name, first, err)
 		}
 		var ne net.Error
@@ -347,7 +347,7 @@ func TestSlowClientsAreCutOff(t *testing.T) {
 		fmt.Fprintf(conn, "POST /v2/sandboxes HTTP/1.1\r\nHost: localhost\r\nX-API-Key: %s\r\nContent-Length: 100\r\n\r\n{", key)
 		conn.SetReadDeadline(time.Now().Add(45 * time.Second))
 		answer, err := http.ReadResponse(bufio.NewReader(conn), nil)
-		if err != nil || answer.StatusCode != 400 {
+		if err != nil || answer.StatusCode != http.StatusBadRequest {
 			t.Errorf("a body that does not come: %v, %v", answer, err)
 			return
 		}

@@ -63,7 +63,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 	}
 	t.Cleanup(sessions.Close)
 	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Log: log}))
-	t.Cleanup(w.Server.Close)
+	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}
 	if w.router, err = gorillamux.NewRouter(doc); err != nil {

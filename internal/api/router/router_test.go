@@ -135,7 +135,7 @@ func newWorld(t testing.TB, domain string) *world {
 	w.Config.Protocols = &protocols
 	w.Config.ErrorLog = silent
 	w.Start()
-	t.Cleanup(w.Server.Close)
+	t.Cleanup(w.Close)
 	return w
 }
 
@@ -303,7 +303,7 @@ func TestReservedRoutes(t *testing.T) {
 			}
 			body, _ := io.ReadAll(r.Body)
 			r.Body.Close()
-			if r.StatusCode != 404 || method != "HEAD" && !strings.Contains(string(body), "reserved for the E2B control plane") {
+			if r.StatusCode != http.StatusNotFound || method != "HEAD" && !strings.Contains(string(body), "reserved for the E2B control plane") {
 				t.Errorf("%s %s: %d %s", method, path, r.StatusCode, body)
 			}
 		}
@@ -471,7 +471,7 @@ func TestWebSocket(t *testing.T) {
 	fmt.Fprintf(conn, "GET /upgrade-me HTTP/1.1\r\nHost: 8000-%s.x.test\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n", s.ID)
 	buf := bufio.NewReader(conn)
 	r, err := http.ReadResponse(buf, nil)
-	if err != nil || r.StatusCode != 101 {
+	if err != nil || r.StatusCode != http.StatusSwitchingProtocols {
 		t.Fatalf("%v %v", r, err)
 	}
 	r.Body.Close()
@@ -639,7 +639,7 @@ func TestHTTPSPort(t *testing.T) {
 	}
 	l.http1.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	out := httptest.NewRecorder()
-	l.proxy(route, 8443).ServeHTTP(out, httptest.NewRequest("GET", "https://8443-x.berm.test/x", nil))
+	l.proxy(route, 8443).ServeHTTP(out, httptest.NewRequest(http.MethodGet, "https://8443-x.berm.test/x", nil))
 	if out.Code != 200 || !strings.Contains(out.Body.String(), `"path":"/x"`) {
 		t.Errorf("%d %s", out.Code, out.Body)
 	}
@@ -694,7 +694,7 @@ func TestPreflight(t *testing.T) {
 			t.Fatal(err)
 		}
 		r.Body.Close()
-		if r.StatusCode != 204 || r.Header.Get("Access-Control-Allow-Origin") != "*" || r.Header.Get("Access-Control-Allow-Headers") != "x-access-token" {
+		if r.StatusCode != http.StatusNoContent || r.Header.Get("Access-Control-Allow-Origin") != "*" || r.Header.Get("Access-Control-Allow-Headers") != "x-access-token" {
 			t.Errorf("%s: %d %v", host, r.StatusCode, r.Header)
 		}
 	}
