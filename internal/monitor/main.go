@@ -88,7 +88,10 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 
 	// What the creation needed is most of this process's memory, and many sandboxes live
 	// long: give it back when it is clear that this one does.
-	time.AfterFunc(5*time.Second, debug.FreeOSMemory)
+	time.AfterFunc(5*time.Second, func() {
+		debug.SetGCPercent(20) // off until now
+		debug.FreeOSMemory()
+	})
 
 	exit := life.Wait(machine.Reason, keepExit)
 	machine.Died(exit)

@@ -319,9 +319,13 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Invalid, "guest configuration: %w", err)
 	}
+	policy, err := json.Marshal(set.policy)
+	if err != nil {
+		return launch.Order{}, berm.Errorf(berm.Internal, "policy: %w", err)
+	}
 	order := launch.Order{
 		ID: spec.ID, Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
-		Plan: plan.Encode(set.steps), Policy: set.policy, IDs: d.host.ids(spec), CgroupParent: d.config.CgroupParent,
+		Plan: plan.Encode(set.steps), Policy: policy, IDs: d.host.ids(spec), CgroupParent: d.config.CgroupParent,
 	}
 	for _, layer := range spec.Layers {
 		order.Trees = append(order.Trees, layer.Path)
@@ -553,9 +557,10 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 	return pid, err
 }
 
-// environment of a monitor: one processor and a small heap are enough for it.
+// environment of a monitor. It does two things at a time at most, and collects garbage
+// only once the sandbox runs.
 func environment() []string {
-	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2", "GOGC=20"}
+	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2", "GOGC=off"}
 	for _, name := range []string{"BERM_FAILPOINTS", "BERM_TRACE"} {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)

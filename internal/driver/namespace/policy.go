@@ -59,7 +59,9 @@ var rlimits = []struct {
 	name       string
 	soft, hard uint64
 }{
-	{unix.RLIMIT_CORE, "core file size", 0, 0},
+	// 1 and not 0: the kernel hands a core to a program of the host's core_pattern
+	// whatever the limit is, but at 1.
+	{unix.RLIMIT_CORE, "core file size", 1, 1},
 	{unix.RLIMIT_NOFILE, "open files", 65536, 1 << 20},
 	{unix.RLIMIT_STACK, "stack", 8 * mebi, unix.RLIM_INFINITY},
 	{unix.RLIMIT_MEMLOCK, "locked memory", 8 * mebi, 8 * mebi},

@@ -68,10 +68,10 @@ func cloneTrees(paths []byte) int {
 	return n
 }
 
-// becomeRoot takes uid 0, for which there are two ambient capabilities, and gets all
-// others by executing init again as uid 0.
+// becomeRoot leaves the user's groups and takes uid 0, for which there are two ambient
+// capabilities, and gets all others by executing init again as uid 0.
 func becomeRoot(trees int) {
-	for _, set := range []uintptr{unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
+	for _, set := range []uintptr{unix.SYS_SETGROUPS, unix.SYS_SETRESGID, unix.SYS_SETRESUID} {
 		if _, _, errno := syscall.AllThreadsSyscall(set, 0, 0, 0); errno != 0 {
 			fail("become", "root", errno)
 		}

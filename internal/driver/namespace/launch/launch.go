@@ -2,6 +2,7 @@ package launch
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"net"
@@ -456,10 +457,14 @@ func (s *Sandbox) Thaw() error { return s.group.Thaw(context.Background()) }
 
 // Policy is the whole effective policy.
 func (s *Sandbox) Policy() berm.Policy {
-	p := s.order.Policy
+	// Few ask for it, so it is not decoded for every sandbox.
+	var p berm.Policy
+	if err := json.Unmarshal(s.order.Policy, &p); err != nil {
+		p.Degraded = []string{"the policy cannot be shown: " + err.Error()}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	p.Degraded = append(p.Degraded[:len(p.Degraded):len(p.Degraded)], s.degraded...)
+	p.Degraded = append(p.Degraded, s.degraded...)
 	return p
 }
 

@@ -29,7 +29,7 @@ type Order struct {
 	OnDeadline berm.OnDeadline `json:"onDeadline"`
 	Config     json.RawMessage `json:"config"` // berm.GuestConfig, for the agent alone
 	Plan       []byte          `json:"plan"`   // what init does; see package plan
-	Policy     berm.Policy     `json:"policy"` // what the plan amounts to
+	Policy     json.RawMessage `json:"policy"` // berm.Policy: what the plan amounts to
 	IDs        IDs             `json:"ids"`
 	// Trees are directories that init gets as read-only, detached mounts, in order; the
 	// writable layer, if it is passed, comes after them.
