@@ -56,6 +56,7 @@ func TestProbes(t *testing.T) {
 	mathrand.New(mathrand.NewPCG(seed, 0)).Shuffle(len(probes), func(i, j int) { probes[i], probes[j] = probes[j], probes[i] })
 
 	judge := newJudge(t)
+	judge.test(t)
 	counts := map[Verdict]int{}
 	for _, probe := range probes {
 		for _, user := range probe.Users {
@@ -69,6 +70,41 @@ func TestProbes(t *testing.T) {
 		}
 	}
 	t.Logf("verdicts: %v", counts)
+}
+
+// test lets the judge see what is no longer safe: a judge that never finds anything
+// is worth nothing.
+func (j *judge) test(t *testing.T) {
+	control := func(script string) Probe {
+		probe, err := parse("XX-00.sh", "# id: XX-00\n# title: control\n# expect: D\n# timeout: 10\n# escaped: ^GOT\n# safe: ^done\n\n"+script)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return probe
+	}
+	token := ""
+	for token = range j.tokens {
+		break
+	}
+	for script, want := range map[string]Verdict{
+		"echo " + token: Escaped,
+		"echo GOT it":   Escaped,
+		"echo started":  Unknown,
+		"echo done":     Safe,
+	} {
+		if verdict, why, _ := j.run(t, control(script), "user"); verdict != want {
+			t.Errorf("the judge calls %q %s (%s), not %s", script, verdict, why, want)
+		}
+	}
+	// A file left on the host is seen.
+	before := harness.Look(j.server)
+	if err := os.WriteFile("/dev/shm/left", nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if diff := before.Diff(harness.Look(j.server)); len(diff) != 1 {
+		t.Errorf("a file that was left shows as %v", diff)
+	}
+	os.Remove("/dev/shm/left")
 }
 
 // judge holds what is planted on the host.
