@@ -233,7 +233,7 @@ func (a *API) handler(rt route) http.Handler {
 		switch {
 		case err != nil:
 		case rt.lacking != "":
-			err = berm.Errorf(berm.Unsupported, "This version of Berm does not have %s", rt.lacking)
+			err = a.lack(r, rt.lacking)
 		default:
 			err = rt.handle(a, out, r)
 		}
@@ -249,6 +249,21 @@ func (a *API) handler(rt route) http.Handler {
 		a.Log.Log(r.Context(), level, "request", "method", rt.method, "route", rt.path, "status", out.status,
 			"ms", float64(took.Microseconds())/1000, "sandbox", r.PathValue("sandboxID"), "key", key.ID, "trace", trace)
 	})
+}
+
+// lack refuses what this version does not have. That a sandbox does not exist is said
+// first: clients tell the two apart.
+func (a *API) lack(r *http.Request, what string) error {
+	if r.PathValue("sandboxID") != "" {
+		id, err := sandboxID(r)
+		if err == nil {
+			_, err = a.Sessions.Get(r.Context(), id)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return berm.Errorf(berm.Unsupported, "This version of Berm does not have %s", what)
 }
 
 // credential is the API key of a request. Clients of the API send it as X-API-Key,

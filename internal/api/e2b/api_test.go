@@ -340,6 +340,7 @@ func TestIDs(t *testing.T) {
 		w.want2(status, "GET", "/sandboxes/"+path)
 	}
 	w.want(404, "DELETE", "/sandboxes/nonexistingsandbox", "")
+	w.want(404, "POST", "/sandboxes/nonexistingsandbox/fork", `{"count":1}`)
 	w.want(404, "POST", "/sandboxes/nonexistingsandbox/pause", "")
 	w.want(404, "POST", "/sandboxes/nonexistingsandbox/timeout", `{"timeout":1}`)
 	w.want(404, "GET", "/sandboxes/nonexistingsandbox/metrics", "")
