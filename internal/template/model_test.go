@@ -269,6 +269,7 @@ func overlay(t *testing.T, layers []string) (result *file) {
 	done := make(chan error)
 	target, empty := t.TempDir(), t.TempDir()
 	go func() {
+		defer close(done)      // also when readTree ends the test
 		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
 		done <- func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {

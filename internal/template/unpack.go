@@ -484,9 +484,10 @@ func (u *unpacker) makeOpaque(n *node) error {
 		return nil
 	}
 	if n != u.root {
-		err := u.markOpaque(n)
-		cut(n)
-		return err
+		if err := u.markOpaque(n); err != nil {
+			return err
+		}
+		return u.cut(n)
 	}
 	// overlayfs does not look for the mark on the root of a layer: every name below
 	// is hidden by itself.
@@ -521,16 +522,41 @@ func (u *unpacker) markOpaque(n *node) error {
 	return nil
 }
 
-// cut takes the lower layers away from a directory and all below it.
-func cut(n *node) {
+// cut takes the lower layers away from a directory and all below it. Whiteouts in
+// there must go: overlayfs shows them by name in a directory that is not merged.
+func (u *unpacker) cut(n *node) error {
+	if len(n.lowers) == 0 {
+		return nil
+	}
 	n.lowers = nil
-	for name, child := range n.children {
-		if child.inTop {
-			cut(child)
-		} else {
-			delete(n.children, name)
+	fd, err := u.intoTop(n)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	names, err := readNames(fd)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		st, err := lstat(fd, name)
+		if err != nil {
+			return err
+		}
+		if st != nil && isWhiteout(st) {
+			if err := unix.Unlinkat(fd, name, 0); err != nil {
+				return err
+			}
 		}
 	}
+	for name, child := range n.children {
+		if !child.inTop {
+			delete(n.children, name)
+		} else if err := u.cut(child); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // whiteout hides what the layers below have; what this layer has stays, in

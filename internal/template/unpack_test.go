@@ -321,6 +321,22 @@ func TestSymlinkedParents(t *testing.T) {
 	}
 }
 
+// A directory that becomes opaque after files in it were whited out: overlayfs would
+// list such a whiteout, and then not find it.
+func TestOpaqueAfterWhiteout(t *testing.T) {
+	first, _, err := unpackTo(t, archive(t, file644("d/e/x", "1"), file644("d/y", "1")), nil, DefaultBudget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, _, err := unpackTo(t, archive(t, file644("d/e/.wh.x", ""), file644("d/.wh.y", ""), file644("d/"+opaqueMarker, ""), file644("d/z", "2")), []string{first}, DefaultBudget)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := find(t, second), []string{"d", "d/e", "d/z"}; !cmp.Equal(got, want) {
+		t.Errorf("the second layer holds %q, want %q", got, want)
+	}
+}
+
 func TestSetuidIsKept(t *testing.T) {
 	e := file644("s", "x")
 	e.Mode = 0o6755
