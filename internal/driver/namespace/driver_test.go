@@ -170,6 +170,9 @@ func TestOrdinaryUser(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("TestDriver runs as an ordinary user already")
 	}
+	if os.Getenv("BERM_TEST_ALL") == "" {
+		t.Skip("slow: BERM_TEST_ALL=1 runs it")
+	}
 	t.Run("SingleID", func(t *testing.T) { runAsUser(t, ordinaryUser) })
 	t.Run("SubordinateIDs", func(t *testing.T) {
 		if _, err := exec.LookPath("newuidmap"); err != nil {
