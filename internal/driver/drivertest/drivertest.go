@@ -106,6 +106,15 @@ func create(t *testing.T, h Harness, change ...func(*berm.Spec)) berm.Sandbox {
 	return s
 }
 
+// soon is a deadline that a sandbox made now lives to see, on this machine as it is:
+// an emulated one takes seconds for a creation.
+func soon(t *testing.T, h Harness) time.Time {
+	t.Helper()
+	start := time.Now()
+	kill(t, create(t, h))
+	return time.Now().Add(time.Second + 2*time.Since(start))
+}
+
 // kill ends a sandbox within the time that the contract gives.
 func kill(t *testing.T, s berm.Sandbox) berm.Exit {
 	t.Helper()

@@ -164,7 +164,7 @@ var lifeCases = []testCase{
 		}
 	}},
 	{name: "DeadlineKills", run: func(t *testing.T, h Harness) {
-		deadline := time.Now().Add(1500 * time.Millisecond)
+		deadline := soon(t, h)
 		s := create(t, h, func(spec *berm.Spec) { spec.Deadline = deadline })
 		id := s.ID()
 		_ = s.Close() // nobody but the monitor is there to keep it
@@ -186,12 +186,16 @@ var lifeCases = []testCase{
 		}
 	}},
 	{name: "DeadlineMoves", run: func(t *testing.T, h Harness) {
-		s := create(t, h, func(spec *berm.Spec) { spec.Deadline = time.Now().Add(time.Second) })
+		s := create(t, h, func(spec *berm.Spec) { spec.Deadline = soon(t, h) })
+		first, err := s.Status(testContext(t))
+		if err != nil {
+			t.Fatal(err)
+		}
 		later := time.Now().Add(time.Hour).Round(time.Millisecond)
 		if err := s.SetDeadline(testContext(t), later); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(1200 * time.Millisecond)
+		time.Sleep(time.Until(first.Deadline) + 200*time.Millisecond)
 		status, err := s.Status(testContext(t))
 		if err != nil || !status.Deadline.Equal(later) {
 			t.Fatalf("%+v, %v", status, err)
@@ -215,10 +219,10 @@ var lifeCases = []testCase{
 	}},
 	{name: "DeadlinePauses", needs: []Feature{Freeze}, run: func(t *testing.T, h Harness) {
 		s := create(t, h, func(spec *berm.Spec) {
-			spec.Deadline = time.Now().Add(time.Second)
+			spec.Deadline = soon(t, h)
 			spec.OnDeadline = berm.PauseAtDeadline
 		})
-		eventually(t, 3*time.Second, func() error {
+		eventually(t, patience, func() error {
 			status, err := s.Status(testContext(t))
 			if err != nil || status.State != berm.Paused {
 				return fmt.Errorf("%+v, %w", status, err)
