@@ -106,7 +106,10 @@ func (s *sandbox) endMonitor() {
 	default:
 	}
 	_ = unix.Kill(s.pid, unix.SIGKILL) // ours, and not reaped: the id is still its own
-	<-s.ended
+	select {
+	case <-s.ended:
+	case <-time.After(killLimit): // Driver.remove reports it
+	}
 }
 
 // health asks the guest agent once whether it serves: it said so already.
