@@ -176,6 +176,9 @@ func (d *Driver) path(id berm.SandboxID) string {
 	return filepath.Join(d.config.Data, "sandboxes", string(id))
 }
 
+// disk is the writable layer of a sandbox whose disk is not limited.
+func (d *Driver) disk(id berm.SandboxID) string { return filepath.Join(d.path(id), "disk") }
+
 // The kinds of writable layers.
 type upper int
 
@@ -187,12 +190,12 @@ const (
 
 func (d *Driver) upper(spec berm.Spec) upper {
 	switch {
-	case d.host.kind != launch.Leased:
-		return upperMemory
-	case spec.Limits.Disk > 0:
+	case spec.Limits.Disk == 0:
+		return upperDirectory
+	case d.host.kind == launch.Leased:
 		return upperImage
 	}
-	return upperDirectory
+	return upperMemory
 }
 
 var (
@@ -250,7 +253,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	}
 	if d.upper(spec) == upperMemory {
 		if err := feature.TmpfsAttributes.Check(ctx); err != nil {
-			return nil, berm.Errorf(berm.Unsupported, "no writable layer for an ordinary user: %w", err).WithHint("use Linux 6.6, or run berm serve as root")
+			return nil, berm.Errorf(berm.Unsupported, "no disk limit for an ordinary user: %w", err).WithHint("use Linux 6.6, run berm serve as root, or ask for no limit")
 		}
 	}
 	order, err := d.order(spec)
@@ -267,7 +270,13 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	cu := cleanup.Make(func() { _ = d.removeFiles(spec.ID) })
 	defer cu.Clean()
 	if d.upper(spec) == upperDirectory {
-		if err := os.Mkdir(filepath.Join(dir, "disk"), 0o755); err != nil {
+		disk := d.disk(spec.ID)
+		err := os.Mkdir(disk, 0o755)
+		if err == nil && d.host.kind == launch.Subordinate {
+			// Root inside is none of this user's ids, and only this user gets here.
+			err = os.Chmod(disk, 0o777)
+		}
+		if err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the sandbox's directory: %w", err)
 		}
 	}
@@ -334,7 +343,7 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	case upperImage:
 		order.Upper.Image, err = d.image(spec.Limits.Disk)
 	case upperDirectory:
-		order.Upper.Directory = "disk"
+		order.Upper.Directory = d.disk(spec.ID)
 	}
 	return order, err
 }
@@ -482,6 +491,11 @@ func (d *Driver) exit(id berm.SandboxID) berm.Exit {
 // removeFiles takes a sandbox's directory away. A writable layer in it is the work of
 // the sandbox: os.Root follows no link out of it.
 func (d *Driver) removeFiles(id berm.SandboxID) error {
+	if _, err := os.Stat(d.disk(id)); err == nil && d.host.kind != launch.Leased {
+		if err := launch.Remove(d.init, d.host.ids(berm.Spec{}), d.disk(id)); err != nil {
+			return err
+		}
+	}
 	root, err := os.OpenRoot(filepath.Join(d.config.Data, "sandboxes"))
 	if err != nil {
 		return berm.Errorf(berm.Internal, "remove the files of sandbox %s: %w", id, err)

@@ -27,8 +27,8 @@ func Probe(ctx context.Context, config Config) berm.Probe {
 		required = append(required, feature.IDMappedMounts(config.Data))
 		optional = append(optional, feature.MemfdExec, feature.LoopDevices)
 	} else {
-		required = append(required, feature.UnprivilegedUserNamespaces, feature.TmpfsAttributes, feature.MemfdExec)
-		optional = append(optional, feature.SubordinateIDs)
+		required = append(required, feature.UnprivilegedUserNamespaces, feature.MemfdExec)
+		optional = append(optional, feature.SubordinateIDs, feature.TmpfsAttributes)
 	}
 	optional = append(optional, feature.DiskLimit, feature.Cgroups(groups))
 	for _, controller := range []string{"memory", "cpu", "pids", "io", "freezer"} {

@@ -34,6 +34,13 @@ func Main() {
 			trees = cloneTrees(message[1:])
 		case plan.Mapped:
 			becomeRoot(trees)
+		case plan.Remove:
+			for i := range trees {
+				if err := empty(firstTree + i); err != nil {
+					fail("remove", "files", err)
+				}
+			}
+			unix.Exit(0)
 		case plan.SetUp:
 			for i := range trees {
 				unix.CloseOnExec(firstTree + i)
@@ -51,10 +58,14 @@ func Main() {
 // ordinary user's directories are open to that user, who is nobody inside.
 func cloneTrees(paths []byte) int {
 	n := 0
-	for path := range strings.SplitSeq(strings.TrimSuffix(string(paths), "\x00"), "\x00") {
+	for tree := range strings.SplitSeq(string(paths), "\x00") {
+		path, attr := tree[1:], unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV}
+		if tree[0] == plan.TreeRead {
+			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
+		}
 		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE)
 		if err == nil {
-			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NODEV})
+			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr)
 		}
 		if err == nil {
 			err = unix.Dup3(fd, firstTree+n, 0)

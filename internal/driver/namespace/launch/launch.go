@@ -29,6 +29,7 @@ import (
 // Sandbox is a running sandbox as its monitor holds it. It is a monitor.Wall.
 type Sandbox struct {
 	order   Order
+	init    int // descriptor of init's executable
 	pidfd   *os.File
 	pid     int
 	control *os.File // socket to init
@@ -50,7 +51,7 @@ const initUnready = 30 * time.Second
 // agent serves. It must be called on the thread that lives as long as the process:
 // init dies with it. When it fails nothing is left.
 func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
-	s := &Sandbox{order: order, onAgent: func() {}}
+	s := &Sandbox{order: order, init: FDInit, onAgent: func() {}}
 	cu := cleanup.Make(s.close)
 	defer cu.Clean()
 
@@ -61,7 +62,11 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 	}
 	upper := make(chan mounted, 1)
 	go func() {
-		fd, err := order.Upper.open()
+		var fd *os.File
+		var err error
+		if order.IDs.Kind == Leased { // else init makes it or clones it
+			fd, err = order.Upper.open()
+		}
 		upper <- mounted{fd, err}
 	}()
 	defer func() {
@@ -225,7 +230,7 @@ func (s *Sandbox) spawn() error {
 	defer null.Close()
 	// Well above the descriptors that init gets: ForkExec uses the numbers up to a few
 	// above them before it executes.
-	executable, err := unix.FcntlInt(FDInit, unix.F_DUPFD_CLOEXEC, 16+max(int(null.Fd()), int(theirs.Fd())))
+	executable, err := unix.FcntlInt(uintptr(s.init), unix.F_DUPFD_CLOEXEC, 16+max(int(null.Fd()), int(theirs.Fd())))
 	if err != nil {
 		return fault("init's executable", err)
 	}
@@ -267,7 +272,14 @@ func mappings(ranges []Range) []syscall.SysProcIDMap {
 // enterAsUser does what only an ordinary user's sandbox needs: init clones the trees,
 // which the monitor may not, and gets its ids from the set-uid helpers of the system.
 func (s *Sandbox) enterAsUser() error {
-	if err := s.send(plan.Trees, []byte(strings.Join(s.order.Trees, "\x00")), nil); err != nil {
+	var trees []string
+	for _, path := range s.order.Trees {
+		trees = append(trees, string(plan.TreeRead)+path)
+	}
+	if dir := s.order.Upper.Directory; dir != "" {
+		trees = append(trees, string(plan.TreeWrite)+dir)
+	}
+	if err := s.send(plan.Trees, []byte(strings.Join(trees, "\x00")), nil); err != nil {
 		return s.explain(err)
 	}
 	if s.order.IDs.Kind == Single {

@@ -72,7 +72,7 @@ type Range struct {
 type Upper struct {
 	// Image is a formatted file system of the right size, of which a copy is mounted.
 	Image string `json:"image,omitempty"`
-	// Directory is used as it is; its size is not limited.
+	// Directory, by its absolute path, is used as it is; its size is not limited.
 	Directory string `json:"directory,omitempty"`
 	// With neither, init makes it from memory.
 }

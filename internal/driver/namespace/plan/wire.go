@@ -21,13 +21,22 @@ const MaxMessage = 128 << 10
 
 // The first byte of a message from the monitor to init.
 const (
-	// Trees: paths, each ended by a zero byte, that init clones as detached mounts. Only
-	// the monitor of an ordinary user sends it, who may not do so outside.
+	// Trees: paths, separated by zero bytes, that init clones as detached mounts; before
+	// each a byte, TreeRead or TreeWrite. Only the monitor of an ordinary user sends it,
+	// who may not do so outside.
 	Trees = 't'
 	// Mapped: ids are mapped now, and init becomes root inside by executing itself again.
 	Mapped = 'm'
+	// Remove: instead of becoming a sandbox, init deletes what is in the trees.
+	Remove = 'd'
 	// SetUp: the plan, with its descriptors.
 	SetUp = 's'
+)
+
+// Whether a tree can be written.
+const (
+	TreeRead  = 'r'
+	TreeWrite = 'w'
 )
 
 // The first byte of a message from init to the monitor.
