@@ -184,6 +184,9 @@ type Spec struct {
 	Deadline   time.Time   `json:"deadline"` // zero: none
 	OnDeadline OnDeadline  `json:"onDeadline"`
 	Guest      GuestConfig `json:"guest"`
+	// Degraded is what the caller wanted and left out, because this host cannot give it.
+	// The policy shows it.
+	Degraded []string `json:"degraded,omitempty"`
 }
 
 // GuestConfig is what the guest agent is told: at start through an inherited
@@ -258,4 +261,9 @@ type Probe struct {
 	Level    Level     `json:"level"`
 	Usable   bool      `json:"usable"` // every required feature was found
 	Features []Feature `json:"features"`
+	// Unlimited tells, for each limit that cannot be enforced here, why. The keys are the
+	// names of the fields of Limits in JSON.
+	Unlimited map[string]string `json:"unlimited,omitempty"`
+	// Degraded is what every sandbox lacks here, as Policy.Degraded has it.
+	Degraded []string `json:"degraded,omitempty"`
 }

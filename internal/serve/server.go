@@ -23,6 +23,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/engine/local"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -43,6 +44,8 @@ type Config struct {
 	MaxLimits    berm.Limits
 	Level        berm.Level
 	IDs          berm.IDRange
+	// Claims keeps IDs apart from those of other servers of this machine; nil does not.
+	Claims *claim.File
 
 	Templates control.Templates
 	// Drivers makes the drivers of this machine, once the data directory is held.
@@ -91,7 +94,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Hold: c.Hold})
+	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Claims: c.Claims, Hold: c.Hold})
 	if err != nil {
 		return err
 	}

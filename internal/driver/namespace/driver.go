@@ -46,6 +46,9 @@ type Config struct {
 	// CgroupParent is the group below which sandboxes get theirs, the same path in every
 	// hierarchy; "" is "berm" below the caller's own.
 	CgroupParent string
+	// Claims is the file in which monitors claim the ids that root's sandboxes lease; ""
+	// is none. See package claim.
+	Claims string
 }
 
 // Driver makes sandboxes of the namespace level. It is a berm.Driver.
@@ -335,6 +338,9 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	order := launch.Order{
 		ID: spec.ID, Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
 		Plan: plan.Encode(set.steps), Policy: policy, IDs: d.host.ids(spec), CgroupParent: d.config.CgroupParent,
+	}
+	if d.host.kind == launch.Leased {
+		order.Claims = d.config.Claims
 	}
 	for _, layer := range spec.Layers {
 		order.Trees = append(order.Trees, layer.Path)

@@ -13,6 +13,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
 )
 
 // Leases keeps which sandbox holds which range of host ids, across restarts.
@@ -30,6 +31,9 @@ type Config struct {
 	// IDs is the run of host ids to lease from. With a count of zero no ids are
 	// leased: the drivers run without root and map their own.
 	IDs berm.IDRange
+	// Claims keeps the ranges apart from those of other servers of this machine; nil does
+	// not.
+	Claims *claim.File
 	// Hold keeps the layers of a sandbox from being removed for as long as it lives. It
 	// is called once the sandbox is there; nil does not hold.
 	Hold func(ctx context.Context, spec berm.Spec) error
@@ -46,6 +50,7 @@ var strength = map[berm.Level]int{berm.Namespace: 1, berm.GVisor: 2, berm.MicroV
 type Engine struct {
 	leases  Leases
 	ids     berm.IDRange
+	claims  *claim.File
 	hold    func(ctx context.Context, spec berm.Spec) error
 	drivers []berm.Driver // strongest first
 	probes  []berm.Probe  // of the drivers, in their order
@@ -57,7 +62,7 @@ type Engine struct {
 
 // New probes the drivers and reads the leases.
 func New(ctx context.Context, c Config) (*Engine, error) {
-	e := &Engine{leases: c.Leases, ids: c.IDs, hold: c.Hold, drivers: slices.Clone(c.Drivers)}
+	e := &Engine{leases: c.Leases, ids: c.IDs, claims: c.Claims, hold: c.Hold, drivers: slices.Clone(c.Drivers)}
 	slices.SortStableFunc(e.drivers, func(a, b berm.Driver) int { return strength[b.Level()] - strength[a.Level()] })
 	for _, d := range e.drivers {
 		e.probes = append(e.probes, d.Probe(ctx))
@@ -67,7 +72,21 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 		return nil, err
 	}
 	e.leased = leased
+	if e.claims != nil {
+		for base := range leased {
+			// Monitors kept the claims of the sandboxes that live. A range of a dead one may be
+			// another server's by now; the lease goes when the sandbox is removed.
+			if _, err := e.claims.Share(slotAt(base)); err != nil {
+				return nil, err
+			}
+		}
+	}
 	return e, nil
+}
+
+// slotAt is the range of a sandbox.
+func slotAt(base uint32) berm.IDRange {
+	return berm.IDRange{Base: base, Count: berm.IDsPerSandbox}
 }
 
 // Probe says what the drivers found when the engine was made, strongest first.
@@ -152,28 +171,49 @@ func (e *Engine) removeFrom(driver berm.Driver, id berm.SandboxID) {
 }
 
 func (e *Engine) lease(ctx context.Context, id berm.SandboxID) (berm.IDRange, error) {
-	e.mu.Lock()
-	slots := e.ids.Count / berm.IDsPerSandbox
-	base, found := uint32(0), false
-	for i := range slots {
-		slot := (e.next + i) % slots
-		base = e.ids.Base + slot*berm.IDsPerSandbox
-		if _, held := e.leased[base]; !held {
-			e.leased[base], e.next, found = id, slot+1, true
-			break
-		}
-	}
-	e.mu.Unlock()
-	if !found {
-		return berm.IDRange{}, berm.Errorf(berm.Exhausted, "all %d host id ranges are leased", slots)
-	}
-	if err := e.leases.Lease(context.WithoutCancel(ctx), base, id); err != nil {
-		e.mu.Lock()
-		delete(e.leased, base)
-		e.mu.Unlock()
+	ids, err := e.choose(id)
+	if err != nil {
 		return berm.IDRange{}, err
 	}
-	return berm.IDRange{Base: base, Count: berm.IDsPerSandbox}, nil
+	if err := e.leases.Lease(context.WithoutCancel(ctx), ids.Base, id); err != nil {
+		return berm.IDRange{}, errors.Join(err, e.free(ids))
+	}
+	return ids, nil
+}
+
+// choose finds a range that neither this server nor another one of the machine uses.
+func (e *Engine) choose(id berm.SandboxID) (berm.IDRange, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	slots := e.ids.Count / berm.IDsPerSandbox
+	for i := range slots {
+		slot := (e.next + i) % slots
+		ids := slotAt(e.ids.Base + slot*berm.IDsPerSandbox)
+		if _, held := e.leased[ids.Base]; held {
+			continue
+		}
+		if e.claims != nil {
+			if mine, err := e.claims.Take(ids); err != nil {
+				return berm.IDRange{}, err
+			} else if !mine {
+				continue
+			}
+		}
+		e.leased[ids.Base], e.next = id, slot+1
+		return ids, nil
+	}
+	return berm.IDRange{}, berm.Errorf(berm.Exhausted, "all %d host id ranges are leased, by this server or another", slots)
+}
+
+// free makes a range choosable again.
+func (e *Engine) free(ids berm.IDRange) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.leased, ids.Base)
+	if e.claims == nil {
+		return nil
+	}
+	return e.claims.Drop(ids)
 }
 
 // release takes the range of a sandbox back. The caller has proof that no process
@@ -195,10 +235,7 @@ func (e *Engine) release(ctx context.Context, id berm.SandboxID) error {
 	if err := e.leases.Release(context.WithoutCancel(ctx), id); err != nil {
 		return err
 	}
-	e.mu.Lock()
-	delete(e.leased, base)
-	e.mu.Unlock()
-	return nil
+	return e.free(slotAt(base))
 }
 
 // Open finds a living sandbox again, on whichever driver has it.

@@ -2,12 +2,15 @@ package local
 
 import (
 	"context"
+	"errors"
+	"path/filepath"
 	"slices"
 	"sync"
 	"testing"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -40,6 +43,87 @@ func newEngine(t *testing.T, db *store.DB, slots uint32, drivers ...berm.Driver)
 		t.Fatal(err)
 	}
 	return e
+}
+
+// Two servers give out the same run of ids: no range is given out twice, not even when
+// one of them is gone and only its sandboxes' monitors are left.
+func TestServersOfOneMachine(t *testing.T) {
+	ctx := t.Context()
+	path := filepath.Join(t.TempDir(), "ids")
+	dirs := [2]string{t.TempDir(), t.TempDir()}
+	var claims [2]*claim.File
+	var dbs [2]*store.DB
+	drivers := [2]*driver{{&enginetest.Engine{}, berm.Namespace, true}, {&enginetest.Engine{}, berm.Namespace, true}}
+	start := func(n int) *Engine {
+		t.Helper()
+		var err error
+		if claims[n], err = claim.Open(path); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = claims[n].Close() })
+		dbs[n] = openStore(t, dirs[n])
+		e, err := New(ctx, Config{Drivers: []berm.Driver{drivers[n]}, Leases: dbs[n], Claims: claims[n],
+			IDs: berm.IDRange{Base: 0x70000000, Count: 3 * berm.IDsPerSandbox}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e
+	}
+	create := func(e *Engine) berm.Sandbox {
+		t.Helper()
+		s, err := e.Create(ctx, berm.Spec{ID: berm.NewSandboxID()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	a, b := start(0), start(1)
+	one, _, three := create(a), create(b), create(a)
+	bases := map[uint32]bool{drivers[0].Specs[0].IDs.Base: true, drivers[1].Specs[0].IDs.Base: true, drivers[0].Specs[1].IDs.Base: true}
+	if len(bases) != 3 {
+		t.Errorf("ranges at %v", bases)
+	}
+	_, err := b.Create(ctx, berm.Spec{ID: berm.NewSandboxID()})
+	wantKind(t, err, berm.Exhausted)
+
+	// The first server dies. The monitor of one sandbox holds its claim, the other is dead.
+	monitor, err := claim.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := monitor.Share(drivers[0].Specs[0].IDs); err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	if err := errors.Join(claims[0].Close(), dbs[0].Close()); err != nil {
+		t.Fatal(err)
+	}
+	create(b)
+	if got := drivers[1].Specs[1].IDs; got != drivers[0].Specs[1].IDs {
+		t.Errorf("the range of a dead sandbox was to be used, not %v", got)
+	}
+	_, err = b.Create(ctx, berm.Spec{ID: berm.NewSandboxID()})
+	wantKind(t, err, berm.Exhausted)
+
+	// It comes back, finds the living sandbox, and gives its range back at the end.
+	a = start(0)
+	if err := monitor.Close(); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Create(ctx, berm.Spec{ID: berm.NewSandboxID()})
+	wantKind(t, err, berm.Exhausted)
+	for _, id := range []berm.SandboxID{three.ID(), one.ID()} {
+		s, err := a.Open(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Kill(ctx, berm.ReasonKilled); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create(b)
+	if got := drivers[1].Specs[2].IDs; got != drivers[0].Specs[0].IDs {
+		t.Errorf("the range that was given back was to be used, not %v", got)
+	}
 }
 
 func wantKind(t *testing.T, err error, kind berm.Kind) {

@@ -22,6 +22,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
@@ -36,6 +37,7 @@ type Sandbox struct {
 	ready   *os.File // a byte for each agent that serves
 	upper   *os.File // root of the writable layer's mount; nil when init made it
 	group   *cgroup.Group
+	claim   *claim.File // nil when nothing is claimed
 
 	mu       sync.Mutex
 	degraded []string
@@ -77,6 +79,9 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 		}
 	}()
 
+	if err := s.claimIDs(); err != nil {
+		return nil, err
+	}
 	if err := s.makeGroup(); err != nil {
 		return nil, err
 	}
@@ -91,9 +96,6 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 	cu.Add(func() { s.Kill(); s.reap() })
 	monitor.Trace("init started")
 	if err := failpoint.Hit("launch.spawn"); err != nil {
-		return nil, err
-	}
-	if err := s.group.Add(s.pid); err != nil {
 		return nil, err
 	}
 	if order.IDs.Kind != Leased {
@@ -158,6 +160,25 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 	}
 	cu.Release()
 	return s, nil
+}
+
+// claimIDs keeps the ids from other servers also when the own one is gone. The claim
+// ends in close, when no process has them any more.
+func (s *Sandbox) claimIDs() (err error) {
+	if s.order.Claims == "" {
+		return nil
+	}
+	if s.claim, err = claim.Open(s.order.Claims); err != nil {
+		return err
+	}
+	for _, r := range s.order.IDs.UIDs {
+		if ours, err := s.claim.Share(berm.IDRange{Base: uint32(r.Outside), Count: uint32(r.Count)}); err != nil {
+			return err
+		} else if !ours {
+			return berm.Errorf(berm.Unavailable, "the host ids from %d were given to another server meanwhile", r.Outside)
+		}
+	}
+	return nil
 }
 
 // makeGroup makes the control group with its limits.
@@ -235,16 +256,25 @@ func (s *Sandbox) spawn() error {
 		return fault("init's executable", err)
 	}
 	defer func() { _ = unix.Close(executable) }()
-	s.pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
-		Dir:   "/",
-		Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
-		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()},
-		Sys:   attr,
+	err = s.group.Inside(func() (err error) {
+		s.pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
+			Dir:   "/",
+			Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
+			Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()},
+			Sys:   attr,
+		})
+		return err
 	})
+	if pidfd >= 0 {
+		s.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
+	}
 	if err != nil {
+		if s.pidfd != nil { // it runs, but this thread could not leave its group
+			s.Kill()
+			s.reap()
+		}
 		return fault("start init in new namespaces", err)
 	}
-	s.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
 	return s.exposeToOOM()
 }
 
@@ -561,6 +591,9 @@ func (s *Sandbox) close() {
 		if f != nil {
 			f.Close()
 		}
+	}
+	if s.claim != nil {
+		_ = s.claim.Close()
 	}
 }
 

@@ -37,6 +37,9 @@ type Order struct {
 	Upper Upper    `json:"upper"`
 	// CgroupParent is where control groups are made; see cgroup.Config.
 	CgroupParent string `json:"cgroupParent,omitempty"`
+	// Claims is the file in which the leased IDs are claimed, beside the server, for as
+	// long as the sandbox lives; "" is none.
+	Claims string `json:"claims,omitempty"`
 }
 
 // IDs maps ids inside to ids of the host.
