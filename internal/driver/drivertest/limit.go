@@ -1,6 +1,7 @@
 package drivertest
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -76,6 +77,47 @@ var limitCases = []testCase{
 			t.Errorf("usage %+v", u)
 		}
 		sh(t, s, "rm /tmp/big && echo x >/tmp/small && cat /tmp/small")
+	}},
+	{name: "OnlyWhatCanBeEnforced", run: func(t *testing.T, h Harness) {
+		probe := h.Driver.Probe(testContext(t))
+		for name, limit := range map[string]func(*berm.Spec){
+			"memory":     func(spec *berm.Spec) { spec.Limits.Memory = 128 * mebi },
+			"cpu":        func(spec *berm.Spec) { spec.Limits.CPU = 1 },
+			"pids":       func(spec *berm.Spec) { spec.Limits.PIDs = 100 },
+			"disk":       func(spec *berm.Spec) { spec.Limits.Disk = 32 * mebi },
+			"readBytes":  func(spec *berm.Spec) { spec.Limits.ReadBytes = 100 * mebi },
+			"writeBytes": func(spec *berm.Spec) { spec.Limits.WriteBytes = 100 * mebi },
+			"freezer":    func(spec *berm.Spec) { spec.Deadline, spec.OnDeadline = time.Now().Add(time.Hour), berm.PauseAtDeadline },
+		} {
+			why, missing := probe.Unlimited[name]
+			if name == "freezer" {
+				why, missing = h.Missing[Freeze]
+			}
+			spec := h.Spec()
+			limit(&spec)
+			s, err := h.Driver.Create(testContext(t), spec)
+			switch {
+			case missing && (err == nil || berm.KindOf(err) != berm.Unsupported || why == ""):
+				t.Errorf("%s (%q): %v", name, why, err)
+			case !missing && err != nil:
+				t.Errorf("%s: %v", name, err)
+			}
+			if err == nil {
+				kill(t, s)
+			}
+		}
+	}},
+	{name: "WhatIsLeftOutIsTold", run: func(t *testing.T, h Harness) {
+		s := create(t, h, func(spec *berm.Spec) { spec.Degraded = []string{"no moon"} })
+		policy, err := s.Policy(testContext(t))
+		if err != nil || !slices.Contains(policy.Degraded, "no moon") {
+			t.Errorf("%q, %v", policy.Degraded, err)
+		}
+		for _, d := range h.Driver.Probe(testContext(t)).Degraded {
+			if !slices.Contains(policy.Degraded, d) {
+				t.Errorf("%q is missing in %q", d, policy.Degraded)
+			}
+		}
 	}},
 	{name: "UnlimitedDisk", needs: []Feature{Exec}, run: func(t *testing.T, h Harness) {
 		s := create(t, h, func(spec *berm.Spec) { spec.Limits.Disk = 0 })

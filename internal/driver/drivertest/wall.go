@@ -43,6 +43,9 @@ var wallCases = []testCase{
 		if out := sh(t, s, "cat /proc/sys/kernel/random/boot_id"); len(out) != 36 || out == strings.TrimSpace(string(own)) {
 			t.Errorf("boot id %q", out)
 		}
+		if out := sh(t, s, "cat /proc/1/comm"); out != "init" {
+			t.Errorf("process 1 is listed as %q", out)
+		}
 		if out := sh(t, s, "hostname; cat /etc/hostname"); out != "box\nbox" {
 			t.Errorf("host name %q", out)
 		}

@@ -222,7 +222,7 @@ func (i *inmate) Usage() (berm.Usage, error) {
 // Policy says what a fake is held to.
 func (i *inmate) Policy() berm.Policy {
 	return berm.Policy{Level: berm.Namespace, Limits: i.spec.Limits, Network: "none: there is nothing inside", NoNewPrivs: !i.spec.Setuid,
-		Seccomp: berm.Seccomp{Profile: i.spec.Profile}}
+		Seccomp: berm.Seccomp{Profile: i.spec.Profile}, Degraded: i.spec.Degraded}
 }
 
 // Kill ends it at once.

@@ -229,6 +229,8 @@ func (d *Driver) check(spec berm.Spec) error {
 		return invalid("a disk of %d bytes is smaller than %d", l.Disk, leastDisk)
 	case spec.OnDeadline != "" && spec.OnDeadline != berm.KillAtDeadline && spec.OnDeadline != berm.PauseAtDeadline:
 		return invalid("unknown action at the deadline: %q", spec.OnDeadline)
+	case spec.OnDeadline == berm.PauseAtDeadline && d.groups.Missing()["freezer"] != "":
+		return berm.Errorf(berm.Unsupported, "no pause at the deadline: no freezer: %s", d.groups.Missing()["freezer"])
 	case !spec.Deadline.IsZero() && !spec.Deadline.After(time.Now()):
 		return invalid("the deadline has passed")
 	case d.host.kind == launch.Leased && (spec.IDs.Count != berm.IDsPerSandbox || spec.IDs.Base < berm.IDsPerSandbox || spec.IDs.Base > 1<<32-1-berm.IDsPerSandbox):

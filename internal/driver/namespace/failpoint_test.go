@@ -32,6 +32,14 @@ func failing(t *testing.T) (drivertest.Harness, *Driver) {
 
 var builtMonitor string
 
+func TestMain(m *testing.M) {
+	code := m.Run()
+	if builtMonitor != "" {
+		os.RemoveAll(filepath.Dir(builtMonitor))
+	}
+	os.Exit(code)
+}
+
 func failingMonitor(t *testing.T) string {
 	t.Helper()
 	if path := os.Getenv(creatorVariable); path != "" {

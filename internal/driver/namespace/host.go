@@ -26,6 +26,8 @@ func newHost() host {
 	if os.Geteuid() == 0 {
 		return host{kind: launch.Leased}
 	}
+	// Which limits there are is found out for each sandbox; this is so for all.
+	const inMemory = "what sandboxes write with a disk limit lies in memory: only root can limit files on disk"
 	uid, gid := os.Geteuid(), os.Getegid()
 	names := []string{strconv.Itoa(uid)}
 	if me, err := user.LookupId(names[0]); err == nil {
@@ -39,13 +41,13 @@ func newHost() host {
 	case uids.Count < berm.IDsPerSandbox || gids.Count < berm.IDsPerSandbox:
 		err = fmt.Errorf("/etc/subuid and /etc/subgid give this user no %d ids", berm.IDsPerSandbox)
 	default:
-		return host{kind: launch.Subordinate, uids: launch.IDs{
+		return host{kind: launch.Subordinate, degraded: []string{inMemory}, uids: launch.IDs{
 			Kind: launch.Subordinate,
 			UIDs: []launch.Range{{Inside: 0, Outside: int(uids.Base), Count: berm.IDsPerSandbox}},
 			GIDs: []launch.Range{{Inside: 0, Outside: int(gids.Base), Count: berm.IDsPerSandbox}},
 		}}
 	}
-	return host{kind: launch.Single, degraded: []string{"the only user id inside is 0: " + err.Error()}, uids: launch.IDs{
+	return host{kind: launch.Single, degraded: []string{"the only user id inside is 0: " + err.Error(), inMemory}, uids: launch.IDs{
 		Kind: launch.Single,
 		UIDs: []launch.Range{{Inside: 0, Outside: uid, Count: 1}},
 		GIDs: []launch.Range{{Inside: 0, Outside: gid, Count: 1}},

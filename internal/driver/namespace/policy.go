@@ -116,7 +116,7 @@ func (d *Driver) setUp(spec berm.Spec) (*setUp, error) {
 		Limits:     spec.Limits,
 		Network:    "none but loopback",
 		Cgroup:     d.groups.String(),
-		Degraded:   slices.Clone(d.host.degraded),
+		Degraded:   slices.Concat(d.host.degraded, spec.Degraded),
 	}}
 	s.root(d, spec)
 	s.proc()

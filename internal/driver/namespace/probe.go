@@ -36,7 +36,7 @@ func Probe(ctx context.Context, config Config) berm.Probe {
 	}
 	optional = append(optional, feature.CgroupKill(groups), feature.RaiseLimits)
 
-	p := berm.Probe{Level: berm.Namespace, Usable: true}
+	p := berm.Probe{Level: berm.Namespace, Usable: true, Unlimited: unlimited(ctx, config), Degraded: newHost().degraded}
 	for _, test := range required {
 		f := test.Probe(ctx)
 		f.Required = true
@@ -50,6 +50,43 @@ func Probe(ctx context.Context, config Config) berm.Probe {
 		p.Features = append(p.Features, formatter())
 	}
 	return p
+}
+
+// unlimited tells which limits cannot be enforced here, and why.
+func unlimited(ctx context.Context, config Config) map[string]string {
+	reasons := map[string]string{}
+	limits := map[string]berm.Limits{
+		"memory": {Memory: 1 << 30}, "cpu": {CPU: 1}, "pids": {PIDs: 1 << 10}, "readBytes": {ReadBytes: 1 << 20}, "writeBytes": {WriteBytes: 1 << 20},
+	}
+	groups, err := cgroup.New(cgroup.Config{Parent: config.CgroupParent})
+	if err == nil {
+		err = groups.Try(ctx) // controllers may turn out to be refused only now
+		defer func() { _ = groups.Close() }()
+	}
+	for name, limit := range limits {
+		var disks []cgroup.Disk
+		why := err
+		if why == nil && (limit.ReadBytes > 0 || limit.WriteBytes > 0) {
+			var disk cgroup.Disk
+			disk, why = cgroup.DiskOf(config.Data)
+			disks = append(disks, disk)
+		}
+		if why == nil {
+			why = groups.Check(limit, disks...)
+		}
+		if why != nil {
+			reasons[name] = why.Error()
+		}
+	}
+	if os.Geteuid() != 0 {
+		err = feature.TmpfsAttributes.Check(ctx)
+	} else if err = feature.LoopDevices.Check(ctx); err == nil {
+		_, err = exec.LookPath(mkfs())
+	}
+	if err != nil {
+		reasons["disk"] = err.Error()
+	}
+	return reasons
 }
 
 // formatter is what makes the images of limited disks.

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unsafe"
 
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"golang.org/x/sys/unix"
@@ -25,6 +26,9 @@ const treesVariable = "TREES"
 // Main is the whole life of init. The caller has locked the goroutine to the main
 // thread: rights are dropped on it, and the agent inherits what it has.
 func Main() {
+	// Executed by descriptor, it would be listed under the descriptor's number.
+	name := [...]byte{'i', 'n', 'i', 't', 0}
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name)), 0, 0, 0)
 	text, _ := syscall.Getenv(treesVariable)
 	trees, _ := strconv.Atoi(text)
 	for {

@@ -256,7 +256,7 @@ func (s *Sandbox) spawn() error {
 		return fault("init's executable", err)
 	}
 	defer func() { _ = unix.Close(executable) }()
-	err = s.group.Inside(func() (err error) {
+	start := func() (err error) {
 		s.pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
 			Dir:   "/",
 			Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
@@ -264,6 +264,12 @@ func (s *Sandbox) spawn() error {
 			Sys:   attr,
 		})
 		return err
+	}
+	err = s.group.Inside(func() error {
+		if s.order.IDs.Kind == Leased {
+			return asOwner(s.order.IDs.UIDs[0].Outside, start)
+		}
+		return start()
 	})
 	if pidfd >= 0 {
 		s.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
