@@ -13,6 +13,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/engine/local"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/serve"
 	"github.com/berm-sandbox/berm/internal/template"
 )
@@ -76,7 +77,15 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			c.Domain, c.DevTLS = devDomain, true
 		}
 		c.Level = berm.Level(level)
-		if os.Geteuid() != 0 {
+		claims := ""
+		if os.Geteuid() == 0 {
+			file, err := claim.Open(claim.Path)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = file.Close() }()
+			c.Claims, claims = file, claim.Path
+		} else {
 			c.IDs = berm.IDRange{} // an ordinary user's driver maps its own
 		}
 		c.BootstrapKey = os.Getenv("BERM_BOOTSTRAP_KEY")
@@ -93,7 +102,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			return err
 		}
 		c.Templates = newTemplates(cmd.Context(), images, c.Log)
-		c.Drivers = func() ([]berm.Driver, error) { return drivers(data) }
+		c.Drivers = func() ([]berm.Driver, error) { return drivers(data, claims) }
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {
 			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})
 		}

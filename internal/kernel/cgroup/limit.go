@@ -51,8 +51,12 @@ func DiskOf(path string) (Disk, error) {
 	return d, nil
 }
 
-// check refuses limits that cannot be enforced here.
-func (m *Manager) check(l berm.Limits, disks []Disk) error {
+// delegate is what to do when groups cannot be made.
+const delegate = "run berm serve as root, or in a scope that systemd delegates: systemd-run --user --scope -p Delegate=yes berm serve"
+
+// Check refuses limits that cannot be enforced here: Invalid or Unsupported, with the
+// reason. Limits.Disk is not looked at.
+func (m *Manager) Check(l berm.Limits, disks ...Disk) error {
 	if l.Memory < 0 || l.CPU < 0 || l.PIDs < 0 || l.ReadBytes < 0 || l.WriteBytes < 0 {
 		return berm.Errorf(berm.Invalid, "a limit is negative")
 	}
@@ -64,7 +68,7 @@ func (m *Manager) check(l berm.Limits, disks []Disk) error {
 		"memory": l.Memory > 0, "cpu": l.CPU > 0, "pids": l.PIDs > 0, "io": l.ReadBytes > 0 || l.WriteBytes > 0,
 	} {
 		if why, gone := missing[controller]; set && gone {
-			return berm.Errorf(berm.Unsupported, "no %s limit: cgroup controller %s: %s", controller, controller, why)
+			return berm.Errorf(berm.Unsupported, "no %s limit: cgroup controller %s: %s", controller, controller, why).WithHint(delegate)
 		}
 	}
 	if l.Memory > 0 {
@@ -150,7 +154,7 @@ func (g *Group) LimitDisk(d Disk, l berm.Limits) error {
 	if l.ReadBytes == 0 && l.WriteBytes == 0 {
 		return nil
 	}
-	if err := g.manager.check(berm.Limits{ReadBytes: l.ReadBytes, WriteBytes: l.WriteBytes}, []Disk{d}); err != nil {
+	if err := g.manager.Check(berm.Limits{ReadBytes: l.ReadBytes, WriteBytes: l.WriteBytes}, d); err != nil {
 		return err
 	}
 	h := g.manager.with("io")

@@ -3,6 +3,7 @@
 package cgroup
 
 import (
+	"context"
 	"errors"
 	"io/fs"
 	"os"
@@ -193,7 +194,7 @@ func (m *Manager) Create(id string, limits berm.Limits, disks ...Disk) (*Group, 
 	if err := m.prepare(); err != nil {
 		return nil, err
 	}
-	if err := m.check(limits, disks); err != nil {
+	if err := m.Check(limits, disks...); err != nil {
 		return nil, err
 	}
 	g := &Group{id: id, manager: m}
@@ -255,6 +256,16 @@ func (m *Manager) needed(limits berm.Limits) []*hierarchy {
 		}
 	}
 	return list
+}
+
+// Try makes a group without limits and takes it away again: after it, Check and Missing
+// know also what only the kernel's answer tells.
+func (m *Manager) Try(ctx context.Context) error {
+	g, err := m.Create("probe-"+string(berm.NewSandboxID()), berm.Limits{})
+	if err != nil {
+		return err
+	}
+	return g.Remove(ctx)
 }
 
 // Open finds the group of a sandbox again. NotFound when nothing of it is left.
