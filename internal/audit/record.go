@@ -56,7 +56,7 @@ const (
 
 // Actor is who caused a record.
 type Actor struct {
-	Type string `json:"type"`         // "key", "system" or "user"
+	Type string `json:"type"`         // "key", "system", "user" or "anonymous"
 	ID   string `json:"id,omitempty"` // id of the API key, or the user name
 }
 

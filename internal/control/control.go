@@ -32,6 +32,7 @@ type Store interface {
 	SaveSandbox(ctx context.Context, s store.Sandbox) error
 	LivingSandboxes(ctx context.Context) ([]store.Sandbox, error)
 	Sandbox(ctx context.Context, id berm.SandboxID) (store.Sandbox, error)
+	SandboxOf(ctx context.Context, request string) (store.Sandbox, error)
 	Prune(ctx context.Context, before time.Time) error
 	AppendLog(ctx context.Context, id berm.SandboxID, line store.LogLine) error
 	Logs(ctx context.Context, id berm.SandboxID, from time.Time, backward bool, limit int) ([]store.LogLine, error)
@@ -83,11 +84,12 @@ type Manager struct {
 	mu       sync.Mutex
 	sessions map[berm.SandboxID]*session
 	creating int
+	once     map[string]*creation // under way, by key of the request
 }
 
 // New makes a Manager. Start must be called before anything else.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}}
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }

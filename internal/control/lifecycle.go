@@ -15,9 +15,18 @@ import (
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
-// Create makes a sandbox and returns when its guest agent answers. Kinds: Invalid,
-// NotFound (the template), Exhausted (the quota), Unsupported, Unavailable.
+// Create makes a sandbox and returns when its guest agent answers; of a request that
+// was made before it returns the sandbox of then. Kinds: Invalid, NotFound (the
+// template), Exhausted (the quota), Conflict (ErrRequestDiffers), Unsupported,
+// Unavailable.
 func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) {
+	if r.Request.Key != "" {
+		return m.createOnce(ctx, r)
+	}
+	return m.create(ctx, r)
+}
+
+func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) {
 	var steps []Step
 	last := time.Now()
 	step := func(name string) {
@@ -72,6 +81,14 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err := failpoint.Hit("control.created"); err != nil {
 		return Sandbox{}, err
 	}
+	policy, err := handle.Policy(engineCtx)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	if err := m.emit(spec.ID, r.Actor, audit.PolicySet, audit.OK, "", policy); err != nil {
+		return Sandbox{}, err
+	}
+	step("policy")
 
 	s := newSession(m)
 	s.handle, s.agent = handle, 1
@@ -80,7 +97,7 @@ func (m *Manager) Create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		Level: level(spec.Level, m.Engine), Limits: spec.Limits, State: berm.Creating,
 		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
-		Internet: r.Internet, Network: r.Network, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor,
+		Internet: r.Internet, Network: r.Network, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 	}
 	s.become(berm.Running)
 	if err := s.trySave(); err != nil {
@@ -130,7 +147,7 @@ func (m *Manager) discard(handle berm.Sandbox) {
 	m.tell(id, system, audit.SandboxExit, audit.OK, "could not be kept", nil)
 	// It may have been saved already.
 	if row, err := m.Store.Sandbox(ctx, id); err == nil {
-		row.Killed = time.Now()
+		row.Killed, row.Request = time.Now(), "" // the same request may make another
 		if err := m.Store.SaveSandbox(ctx, row); err != nil {
 			m.Log.Error("saving a sandbox failed", "sandbox", id, "error", err)
 		}

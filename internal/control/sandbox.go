@@ -34,6 +34,7 @@ type Sandbox struct {
 	Metadata      map[string]string `json:"metadata,omitempty"`
 	MCP           json.RawMessage   `json:"mcp,omitempty"`
 	Owner         audit.Actor       `json:"owner"`
+	Request       Request           `json:"request,omitzero"`
 	Exit          *berm.Exit        `json:"exit,omitempty"`
 
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
@@ -71,6 +72,7 @@ type CreateRequest struct {
 	Metadata   map[string]string
 	MCP        json.RawMessage
 	Actor      audit.Actor
+	Request    Request // zero makes a sandbox for every call
 }
 
 // Bounds on what one request may carry.

@@ -408,7 +408,7 @@ func (s *session) trySave() error {
 	if err != nil {
 		return err
 	}
-	row := store.Sandbox{ID: info.ID, Record: record}
+	row := store.Sandbox{ID: info.ID, Request: info.Request.Key, Record: record}
 	if info.Exit != nil {
 		row.Killed = info.Exit.At
 		if row.Killed.IsZero() {

@@ -128,7 +128,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 
 	port := listener.Addr().(*net.TCPAddr).Port
-	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Domain: withPort(c.Domain, port), Log: c.Log})
+	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Domain: withPort(c.Domain, port), Audit: records, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Log: c.Log}), certificates)
 
 	served := make(chan error, 2)

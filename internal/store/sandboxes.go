@@ -11,28 +11,40 @@ import (
 
 // Sandbox is a stored sandbox. Record belongs to the session layer.
 type Sandbox struct {
-	ID     berm.SandboxID
-	Killed time.Time // zero while it lives
-	Record []byte
+	ID      berm.SandboxID
+	Killed  time.Time // zero while it lives
+	Request string    // names the create that made it, of at most one sandbox; "" for none
+	Record  []byte
 }
 
 // SaveSandbox stores a sandbox, over an older state of it.
 func (db *DB) SaveSandbox(ctx context.Context, s Sandbox) error {
-	return db.exec(ctx, `INSERT INTO sandboxes (id, killed, record) VALUES (?, ?, ?)
-		ON CONFLICT (id) DO UPDATE SET killed = excluded.killed, record = excluded.record`,
-		s.ID, nanos(s.Killed), string(s.Record))
+	return db.exec(ctx, `INSERT INTO sandboxes (id, killed, request, record) VALUES (?, ?, NULLIF(?, ''), ?)
+		ON CONFLICT (id) DO UPDATE SET killed = excluded.killed, request = excluded.request, record = excluded.record`,
+		s.ID, nanos(s.Killed), s.Request, string(s.Record))
 }
 
 // Sandbox returns a stored sandbox, also a dead one. NotFound when there is none.
 func (db *DB) Sandbox(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
-	s := Sandbox{ID: id}
+	return db.sandbox(ctx, "id = ?", string(id))
+}
+
+// SandboxOf returns the sandbox that a create made, also a dead one. NotFound when
+// there is none, or it was forgotten.
+func (db *DB) SandboxOf(ctx context.Context, request string) (Sandbox, error) {
+	return db.sandbox(ctx, "request = ?", request)
+}
+
+func (db *DB) sandbox(ctx context.Context, where, arg string) (Sandbox, error) {
+	var s Sandbox
 	var killed int64
-	err := db.read.QueryRowContext(ctx, "SELECT killed, record FROM sandboxes WHERE id = ?", id).Scan(&killed, &s.Record)
+	err := db.read.QueryRowContext(ctx, "SELECT id, killed, COALESCE(request, ''), record FROM sandboxes WHERE "+where, arg).
+		Scan(&s.ID, &killed, &s.Request, &s.Record)
 	if errors.Is(err, sql.ErrNoRows) {
-		return s, berm.Errorf(berm.NotFound, "sandbox %s was not found", id)
+		return Sandbox{}, berm.Errorf(berm.NotFound, "sandbox %s was not found", arg)
 	}
 	if err != nil {
-		return s, berm.Errorf(berm.Internal, "database: %w", err)
+		return Sandbox{}, berm.Errorf(berm.Internal, "database: %w", err)
 	}
 	s.Killed = moment(killed)
 	return s, nil

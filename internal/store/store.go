@@ -188,6 +188,9 @@ CREATE TABLE outbox ( -- audit records of processes that do not own the log
 	id     INTEGER PRIMARY KEY,
 	record TEXT NOT NULL
 );
+`, `
+ALTER TABLE sandboxes ADD COLUMN request TEXT; -- NULL where the create had no idempotency key
+CREATE UNIQUE INDEX sandboxes_by_request ON sandboxes (request);
 `}
 
 // schema returns how many migrations the database has seen.

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"database/sql"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,7 +80,7 @@ func TestMigrateKeepsBackup(t *testing.T) {
 	if keys, err := db.Keys(t.Context()); err != nil || len(keys) != 1 {
 		t.Errorf("keys after the migration: %v, %v", keys, err)
 	}
-	backup, err := sql.Open("sqlite", "file:"+filepath.Join(dir, "berm.db.schema-1"))
+	backup, err := sql.Open("sqlite", "file:"+filepath.Join(dir, fmt.Sprintf("berm.db.schema-%d", len(migrations)-1)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -163,7 +164,7 @@ func TestSandboxesAndLogs(t *testing.T) {
 	db := open(t, t.TempDir())
 	now := time.Now().UTC()
 	live := Sandbox{ID: "i0live", Record: []byte(`{}`)}
-	dead := Sandbox{ID: "i0dead", Killed: now.Add(-time.Hour), Record: []byte(`{"a":1}`)}
+	dead := Sandbox{ID: "i0dead", Killed: now.Add(-time.Hour), Request: "r", Record: []byte(`{"a":1}`)}
 	for _, s := range []Sandbox{live, {ID: dead.ID, Record: []byte(`{}`)}, dead} {
 		if err := db.SaveSandbox(ctx, s); err != nil {
 			t.Fatal(err)
@@ -178,6 +179,15 @@ func TestSandboxesAndLogs(t *testing.T) {
 	}
 	if got, err := db.Sandbox(ctx, dead.ID); err != nil || !cmp.Equal(dead, got) {
 		t.Errorf("dead sandbox: %+v, %v", got, err)
+	}
+	if got, err := db.SandboxOf(ctx, "r"); err != nil || !cmp.Equal(dead, got) {
+		t.Errorf("sandbox of a request: %+v, %v", got, err)
+	}
+	if _, err := db.SandboxOf(ctx, ""); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("sandbox of no request: %v", err)
+	}
+	if err := db.SaveSandbox(ctx, Sandbox{ID: "i0other", Request: "r", Record: []byte(`{}`)}); err == nil {
+		t.Error("two sandboxes of one request")
 	}
 	for _, id := range []berm.SandboxID{live.ID, dead.ID} {
 		for i := range 5 {

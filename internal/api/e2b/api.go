@@ -31,6 +31,7 @@ type Config struct {
 	// Domain is what clients form host names of sandboxes under, with the port unless
 	// it is 443; "" lets each client use its own.
 	Domain string
+	Audit  audit.Emitter
 	Log    *slog.Logger
 }
 
@@ -39,6 +40,7 @@ type API struct {
 	Config
 	mux    *http.ServeMux
 	stats  *stats
+	calls  *calls
 	routes []route
 }
 
@@ -88,7 +90,7 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: (*API).inspect},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: (*API).policy},
 
-	{method: "POST", path: "/sandboxes/{sandboxID}/fork", lacking: "forking"},
+	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},
 	{method: "POST", path: "/sandboxes/{sandboxID}/snapshots", lacking: "snapshots"},
 	{method: "GET", path: "/snapshots", lacking: "snapshots"},
 	{method: "GET", path: "/teams/{teamID}/metrics", lacking: "team metrics"},
@@ -129,7 +131,7 @@ var routes = []route{
 
 // New makes the API.
 func New(c Config) *API {
-	a := &API{Config: c, mux: http.NewServeMux(), stats: newStats(c.Sessions), routes: routes}
+	a := &API{Config: c, mux: http.NewServeMux(), stats: newStats(c.Sessions), calls: newCalls(c.Audit), routes: routes}
 	// ServeMux does not take two patterns of which neither is more special, as these
 	// two are to /templates/aliases/tags.
 	var alias, tags http.Handler
@@ -242,6 +244,9 @@ func (a *API) handler(rt route) http.Handler {
 		}
 		took := time.Since(begin)
 		a.stats.observe(rt, out.status, took)
+		if err := a.calls.record(rt, r, out.status, trace); err != nil {
+			a.Log.Error("audit record lost", "type", audit.APICall, "trace", trace, "error", err)
+		}
 		level := slog.LevelInfo
 		if r.Method == http.MethodGet && out.status < 400 {
 			level = slog.LevelDebug // clients poll

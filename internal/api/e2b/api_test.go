@@ -21,7 +21,6 @@ import (
 	"github.com/getkin/kin-openapi/routers/gorillamux"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
 	"github.com/berm-sandbox/berm/internal/store"
@@ -33,7 +32,9 @@ type world struct {
 	*httptest.Server
 	t      testing.TB
 	engine *enginetest.Engine
+	db     *store.DB
 	key    string
+	audit  *records
 	log    *enginetest.Log
 	router routers.Router
 }
@@ -45,13 +46,13 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
-	w := &world{t: t, engine: &enginetest.Engine{}, log: &enginetest.Log{}}
+	w := &world{t: t, engine: &enginetest.Engine{}, db: db, audit: &records{}, log: &enginetest.Log{}}
 	if _, w.key, err = db.CreateKey(context.Background(), "test"); err != nil {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(w.log, nil))
 	c := control.Config{
-		Engine: w.engine, Templates: enginetest.Templates{}, Store: db, Audit: audit.Discard, Log: log,
+		Engine: w.engine, Templates: enginetest.Templates{}, Store: db, Audit: w.audit, Log: log,
 		Seed: make([]byte, 32), MaxTimeout: 24 * time.Hour, SampleEvery: 20 * time.Millisecond,
 	}
 	for _, f := range configure {
@@ -62,7 +63,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(sessions.Close)
-	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Log: log}))
+	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Audit: w.audit, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}
@@ -230,6 +231,16 @@ func TestEveryRouteNeedsAKey(t *testing.T) {
 		}
 	}
 	w.want(200, "GET", "/sandboxes/"+string(s.SandboxID), "", "X-API-Key", "", "Authorization", "bearer "+w.key)
+}
+
+func TestForkTellsWhatIsWrong(t *testing.T) {
+	w := newWorld(t)
+	at := "/sandboxes/" + string(w.create(`{"templateID":"base"}`).SandboxID) + "/fork"
+	w.want(400, "POST", at, `{"count":0}`)
+	w.want(400, "POST", at, `{"count":"two"}`)
+	w.want(404, "POST", "/sandboxes/"+string(berm.NewSandboxID())+"/fork", `{"count":1}`)
+	w.want(501, "POST", at, `{"count":1}`)
+	w.want(501, "POST", at, "")
 }
 
 func TestCreateBothGenerations(t *testing.T) {

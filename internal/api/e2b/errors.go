@@ -26,17 +26,19 @@ var status = map[berm.Kind]int{
 // httpError is an error whose status no kind maps to.
 type httpError struct {
 	status  int
+	code    string // what E2B calls it; "" where it has no name
 	message string
 }
 
 func (e *httpError) Error() string { return e.message }
 
-var unauthorized = &httpError{http.StatusUnauthorized, "Unauthorized: the API key is missing or wrong. It goes into the header X-API-Key."}
+var unauthorized = &httpError{http.StatusUnauthorized, "", "Unauthorized: the API key is missing or wrong. It goes into the header X-API-Key."}
 
 // errorBody is the body of every error: clients compare code.
 type errorBody struct {
 	Code    int        `json:"code"`
 	Message string     `json:"message"`
+	Name    string     `json:"error_code,omitempty"`
 	Berm    *errorHint `json:"berm,omitempty"`
 }
 
@@ -51,7 +53,7 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error, trace stri
 		if he.status == http.StatusUnauthorized {
 			w.Header().Set("WWW-Authenticate", "Bearer")
 		}
-		fail(w, r, he.status, he.message, "")
+		_ = answer(w, he.status, errorBody{Code: he.status, Message: he.message, Name: he.code})
 		return
 	}
 	kind := berm.KindOf(err)

@@ -1,7 +1,9 @@
 package e2b
 
 import (
+	"crypto/sha256"
 	"encoding/base64"
+	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"io"
@@ -22,6 +24,14 @@ const maxBody = 1 << 20
 // decode reads a JSON body into v. An empty body leaves v as it is. Unknown fields
 // are ignored: clients send fields of their own.
 func decode(w http.ResponseWriter, r *http.Request, v any) error {
+	body, err := readBody(w, r)
+	if err != nil {
+		return err
+	}
+	return parse(body, v)
+}
+
+func readBody(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
 	if err == nil {
 		// The deadline was for the body. Left in force it would end the request while a
@@ -31,10 +41,15 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return &httpError{http.StatusRequestEntityTooLarge, "Request body is larger than 1 MiB"}
+		return nil, &httpError{http.StatusRequestEntityTooLarge, "", "Request body is larger than 1 MiB"}
 	case err != nil:
-		return berm.Errorf(berm.Invalid, "Error when reading request: %w", err)
-	case len(body) == 0:
+		return nil, berm.Errorf(berm.Invalid, "Error when reading request: %w", err)
+	}
+	return body, nil
+}
+
+func parse(body []byte, v any) error {
+	if len(body) == 0 {
 		return nil
 	}
 	var wrongType *json.UnmarshalTypeError
@@ -44,6 +59,29 @@ func decode(w http.ResponseWriter, r *http.Request, v any) error {
 		return berm.Errorf(berm.Invalid, "Error when parsing request: %w", err)
 	}
 	return nil
+}
+
+// maxIdempotencyKey is the length that E2B allows an idempotency key.
+const maxIdempotencyKey = 255
+
+// idempotency makes the name of a create out of its header Idempotency-Key. The key
+// belongs to the API key, and stands for one body on one route.
+func idempotency(r *http.Request, body []byte) (control.Request, error) {
+	key := r.Header.Get("Idempotency-Key")
+	if key == "" {
+		return control.Request{}, nil
+	}
+	outside := func(c rune) bool { return c <= ' ' || c > '~' }
+	if len(key) > maxIdempotencyKey || strings.ContainsFunc(key, outside) {
+		return control.Request{}, invalid("Idempotency-Key takes up to %d visible ASCII characters", maxIdempotencyKey)
+	}
+	return control.Request{Key: hash(actor(r).ID, key), Body: hash(r.URL.Path, string(body))}, nil
+}
+
+// hash is SHA-256 of two texts, of which the first has no NUL.
+func hash(a, b string) string {
+	sum := sha256.Sum256([]byte(a + "\x00" + b))
+	return hex.EncodeToString(sum[:])
 }
 
 // invalid is a violation of the schema, in the form that E2B gives it.

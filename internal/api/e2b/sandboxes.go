@@ -2,6 +2,7 @@ package e2b
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -152,8 +153,12 @@ func (a *API) createV2(w http.ResponseWriter, r *http.Request) error {
 // create serves both generations. The second secures every sandbox, and leaves out
 // what its user did not set.
 func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secured bool) error {
+	body, err := readBody(w, r)
+	if err != nil {
+		return err
+	}
 	var in newSandbox
-	if err := decode(w, r, &in); err != nil {
+	if err := parse(body, &in); err != nil {
 		return err
 	}
 	if in.TemplateID == "" {
@@ -167,8 +172,10 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	if in.Timeout != nil {
 		timeout = *in.Timeout
 	}
-	var err error
 	if request.Timeout, err = seconds(timeout); err != nil {
+		return err
+	}
+	if request.Request, err = idempotency(r, body); err != nil {
 		return err
 	}
 	if in.AutoPause {
@@ -205,6 +212,9 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 		request.Level, request.Limits = in.Berm.Level, in.Berm.Limits
 	}
 	s, err := a.Sessions.Create(r.Context(), request)
+	if errors.Is(err, control.ErrRequestDiffers) {
+		return &httpError{http.StatusUnprocessableEntity, "idempotency_request_mismatch", err.Error()}
+	}
 	if err != nil {
 		return err
 	}
@@ -357,6 +367,19 @@ func (a *API) setNetwork(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.WriteHeader(http.StatusNoContent)
 	return nil
+}
+
+// fork refuses what is wrong before it says that forking is not there: clients tell the
+// two apart.
+func (a *API) fork(w http.ResponseWriter, r *http.Request) error {
+	in := struct{ Count int64 }{1}
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	if in.Count < 1 {
+		return invalid("count must be at least 1")
+	}
+	return a.lack(r, "forking")
 }
 
 // memoryOption is the choice between a pause with and without memory.
