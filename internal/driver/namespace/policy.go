@@ -214,7 +214,9 @@ func (s *setUp) dev(d *Driver, spec berm.Spec) {
 		s.add(plan.Step{Op: plan.Symlink, Source: link[0], Target: stageRoot + "/dev/" + link[1]})
 	}
 	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot + "/dev/pts", Flags: 0o755})
-	options := "newinstance,ptmxmode=0666,mode=0620"
+	// All instances together have as many terminals as the host, 3072 unless its
+	// administrator changed it: max leaves some to the other sandboxes.
+	options := "newinstance,ptmxmode=0666,mode=0620,max=256"
 	if d.host.ids(spec).HasGroup(5) {
 		options += ",gid=5" // group tty of every distribution
 	}
