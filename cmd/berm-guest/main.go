@@ -48,11 +48,11 @@ func main() {
 	// The name of the process is that of its main thread, which runs main until the
 	// first blocking call; /proc/self/comm belongs to nobody inside.
 	name := []byte("berm-guest\x00")
-	unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0)
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0)
 	// Root inside may trace what runs as root; the exec that started the agent made it
 	// traceable again. Without this its memory and executable could be written through
 	// /proc, as in CVE-2019-5736.
-	unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 	debug.SetGCPercent(gcPercent)
 	syscall.Umask(0o022)
@@ -61,7 +61,7 @@ func main() {
 	for _, fd := range []int{fdListener, fdConfig, fdReady} {
 		syscall.CloseOnExec(fd)
 	}
-	unix.CloseRange(fdReady+1, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC)
+	_ = unix.CloseRange(fdReady+1, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC)
 
 	var err error
 	if *listen != "" {

@@ -217,16 +217,16 @@ func progressTo(w io.Writer) template.Progress {
 		switch {
 		case s.Done == 0:
 			if open {
-				fmt.Fprint(w, "\r\x1b[K")
+				_, _ = fmt.Fprint(w, "\r\x1b[K")
 			}
-			fmt.Fprintln(w, line)
+			_, _ = fmt.Fprintln(w, line)
 			open = false
 		case live:
 			amount := byteSize(s.Done)
 			if s.Total > 0 {
 				amount += " of " + byteSize(s.Total)
 			}
-			fmt.Fprintf(w, "\r%s %s\x1b[K", line, amount)
+			_, _ = fmt.Fprintf(w, "\r%s %s\x1b[K", line, amount)
 			open = true
 		}
 	}

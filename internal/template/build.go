@@ -114,7 +114,7 @@ func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (berm.Templ
 	if err != nil {
 		return berm.Template{}, err
 	}
-	defer s.removeAll(context.WithoutCancel(ctx), []string{dir})
+	defer func() { _ = s.removeAll(context.WithoutCancel(ctx), []string{dir}) }()
 	archive, err := os.CreateTemp(filepath.Join(s.dir, "tmp"), "archive-")
 	if err != nil {
 		return berm.Template{}, err

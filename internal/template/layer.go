@@ -114,7 +114,7 @@ func (a addition) run(ctx context.Context, r io.Reader) (done added, err error) 
 	}
 	defer func() {
 		if err != nil {
-			removeTree(tmp)
+			_ = removeTree(tmp)
 		}
 	}()
 	top, err := os.OpenRoot(tmp)

@@ -230,11 +230,11 @@ func inNamespace(ctx context.Context, maps idMap, task string, args, result any,
 		return berm.Errorf(berm.Unsupported, "make a user namespace: %w", err).WithHint("`berm doctor` says what this host lacks.")
 	}
 	if err := writeMaps(ctx, cmd.Process.Pid, maps); err != nil {
-		cmd.Process.Kill()
-		cmd.Wait()
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
 		return err
 	}
-	gateW.Write([]byte{1})
+	_, _ = gateW.Write([]byte{1})
 
 	var r reply
 	decodeErr := json.NewDecoder(replyR).Decode(&r)

@@ -85,7 +85,7 @@ func measure(ctx context.Context, name string, run func(*bench, context.Context)
 	if err != nil {
 		return err
 	}
-	defer server.Stop(context.WithoutCancel(ctx))
+	defer func() { _ = server.Stop(context.WithoutCancel(ctx)) }()
 	b := &bench{server: server, scale: scale, results: map[string]any{}}
 	// What is loaded once and kept is not what is measured.
 	for range 3 {
@@ -107,7 +107,7 @@ func measure(ctx context.Context, name string, run func(*bench, context.Context)
 
 func machine() map[string]any {
 	var name unix.Utsname
-	unix.Uname(&name)
+	_ = unix.Uname(&name)
 	model := ""
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {

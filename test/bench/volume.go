@@ -57,7 +57,7 @@ func (b *bench) transfer(ctx context.Context) error {
 		before := make([]int64, len(pids))
 		for i, pid := range pids {
 			before[i] = harness.RSS(pid)
-			harness.ResetPeakRSS(pid)
+			_ = harness.ResetPeakRSS(pid)
 		}
 		start := time.Now()
 		moved, err := direction.run()
@@ -183,7 +183,7 @@ func pss(pid int) int64 {
 	for line := range strings.Lines(string(text)) {
 		if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
 			var kib int64
-			fmt.Sscan(rest, &kib)
+			_, _ = fmt.Sscan(rest, &kib)
 			return kib << 10
 		}
 	}

@@ -176,7 +176,7 @@ func Cgroups() []string {
 
 func cgroups(host Host) {
 	for _, group := range Cgroups() {
-		filepath.WalkDir(group, func(path string, entry fs.DirEntry, err error) error {
+		_ = filepath.WalkDir(group, func(path string, entry fs.DirEntry, err error) error {
 			// The group "berm" itself holds the sandboxes of every server and stays.
 			if err == nil && entry.IsDir() && path != group && path != filepath.Join(group, "berm") {
 				host["cgroup "+path] = ""
@@ -212,7 +212,7 @@ var volatile = []string{
 
 func sysctls(host Host) {
 	for _, root := range []string{"/proc/sys/kernel", "/proc/sys/fs"} {
-		filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		_ = filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 			if err != nil || entry.IsDir() {
 				return nil
 			}

@@ -162,9 +162,9 @@ func unified(group string) bool {
 func leaveCgroups(groups []string) {
 	pid := []byte(strconv.Itoa(os.Getpid()))
 	for _, group := range groups {
-		os.WriteFile(filepath.Join(filepath.Dir(group), "cgroup.procs"), pid, 0)
+		_ = os.WriteFile(filepath.Join(filepath.Dir(group), "cgroup.procs"), pid, 0)
 		var below []string
-		filepath.WalkDir(group, func(path string, entry os.DirEntry, err error) error {
+		_ = filepath.WalkDir(group, func(path string, entry os.DirEntry, err error) error {
 			if err == nil && entry.IsDir() {
 				below = append(below, path)
 			}

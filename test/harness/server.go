@@ -61,7 +61,7 @@ func Start(ctx context.Context, data string, args ...string) (*Server, error) {
 		return nil, err
 	}
 	listen := listener.Addr().String()
-	listener.Close()
+	_ = listener.Close()
 	random := make([]byte, 20)
 	rand.Read(random)
 	s := &Server{
@@ -89,7 +89,7 @@ func (s *Server) Restart(ctx context.Context) error {
 	}
 	s.done = make(chan struct{})
 	go func(cmd *exec.Cmd, done chan struct{}) {
-		cmd.Wait()
+		_ = cmd.Wait()
 		close(done)
 	}(s.cmd, s.done)
 
@@ -130,7 +130,7 @@ func (s *Server) Alive() bool {
 
 // Crash ends the server with SIGKILL. Its sandboxes live on.
 func (s *Server) Crash() {
-	s.cmd.Process.Kill()
+	_ = s.cmd.Process.Kill()
 	<-s.done
 	s.client.CloseIdleConnections()
 }
@@ -139,7 +139,7 @@ func (s *Server) Crash() {
 func (s *Server) Stop(ctx context.Context) error {
 	killed := s.KillAll(ctx)
 	s.client.CloseIdleConnections()
-	s.cmd.Process.Signal(syscall.SIGTERM)
+	_ = s.cmd.Process.Signal(syscall.SIGTERM)
 	select {
 	case <-s.done:
 		return killed
@@ -215,7 +215,7 @@ func statusKiB(pid int, field string) int64 {
 	for lines := bufio.NewScanner(file); lines.Scan(); {
 		if rest, ok := strings.CutPrefix(lines.Text(), field); ok {
 			var kib int64
-			fmt.Sscan(rest, &kib)
+			_, _ = fmt.Sscan(rest, &kib)
 			return kib << 10
 		}
 	}
@@ -224,7 +224,7 @@ func statusKiB(pid int, field string) int64 {
 
 // drain reads what is left of a body so that its connection can be used again.
 func drain(body io.ReadCloser) {
-	io.Copy(io.Discard, io.LimitReader(body, 1<<20))
+	_, _ = io.Copy(io.Discard, io.LimitReader(body, 1<<20))
 	body.Close()
 }
 

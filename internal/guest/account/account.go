@@ -194,7 +194,7 @@ func (n *names) name(id uint32) string {
 		n.byID = nil
 	} else if now := (stamp{st.Ino, st.Size, st.Ctim}); n.byID == nil || n.stamp != now {
 		n.byID, n.stamp = map[uint32]string{}, now
-		scan(n.file, func(line string) bool {
+		_ = scan(n.file, func(line string) bool {
 			if id, name, ok := n.parse(line); ok {
 				if _, dup := n.byID[id]; !dup {
 					n.byID[id] = name

@@ -152,7 +152,7 @@ func (c *Config) writeIDs(g *berm.GuestConfig) {
 	for name, value := range identity(g) {
 		path := filepath.Join(c.run, "."+name)
 		os.Remove(path)
-		os.WriteFile(path, []byte(value), 0o444)
+		_ = os.WriteFile(path, []byte(value), 0o444)
 	}
 }
 

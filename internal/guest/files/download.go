@@ -140,7 +140,7 @@ func send(w http.ResponseWriter, r *http.Request, f *os.File, size int64) {
 		}
 		http.ServeContent(w, r, "", fi.ModTime(), bytes.NewReader(head))
 	case size == unsized:
-		w.Write(head)
+		_, _ = w.Write(head)
 		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{f}, buf[:])
 		abort(err)
 	default:

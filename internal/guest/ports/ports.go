@@ -41,7 +41,6 @@ type Listener struct {
 	net.Listener
 	conns  chan net.Conn
 	done   chan struct{}
-	close  sync.Once
 	failed error // why accepting ended; set before done is closed
 }
 
@@ -84,10 +83,10 @@ func (p *Listener) serve() {
 }
 
 func (p *Listener) handle(c net.Conn) {
-	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	_ = c.SetDeadline(time.Now().Add(handshakeTimeout))
 	port, ok := readPreface(c)
 	if !ok {
-		c.Write([]byte{statusFailed})
+		_, _ = c.Write([]byte{statusFailed})
 		c.Close()
 		return
 	}
@@ -96,7 +95,7 @@ func (p *Listener) handle(c net.Conn) {
 			c.Close()
 			return
 		}
-		c.SetDeadline(time.Time{})
+		_ = c.SetDeadline(time.Time{})
 		select {
 		case p.conns <- &Conn{c}:
 		case <-p.done:
@@ -105,7 +104,7 @@ func (p *Listener) handle(c net.Conn) {
 		return
 	}
 	target, status := dial(port)
-	c.SetDeadline(time.Now().Add(handshakeTimeout))
+	_ = c.SetDeadline(time.Now().Add(handshakeTimeout))
 	_, err := c.Write([]byte{status})
 	if target == nil {
 		c.Close()
@@ -161,8 +160,8 @@ func splice(a, b net.Conn) {
 			err = dst.(interface{ CloseWrite() error }).CloseWrite()
 		}
 		if err != nil && !errors.Is(err, syscall.ENOTCONN) {
-			a.SetDeadline(time.Unix(1, 0))
-			b.SetDeadline(time.Unix(1, 0))
+			_ = a.SetDeadline(time.Unix(1, 0))
+			_ = b.SetDeadline(time.Unix(1, 0))
 		}
 	}
 	wg.Go(func() { pass(a, b) })

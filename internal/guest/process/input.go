@@ -112,13 +112,13 @@ func (p *process) write(ctx context.Context, f *os.File, data []byte) error {
 	}
 	interrupted := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
-		f.SetWriteDeadline(time.Unix(1, 0))
+		_ = f.SetWriteDeadline(time.Unix(1, 0))
 		close(interrupted)
 	})
 	_, err := f.Write(data)
 	if !stop() {
 		<-interrupted
-		f.SetWriteDeadline(time.Time{})
+		_ = f.SetWriteDeadline(time.Time{})
 	}
 	return err
 }

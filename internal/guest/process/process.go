@@ -79,7 +79,7 @@ func (p *process) supervise(onExit func()) {
 		linger = 0
 	}
 	for _, f := range p.outputs {
-		f.SetReadDeadline(time.Now().Add(linger))
+		_ = f.SetReadDeadline(time.Now().Add(linger))
 	}
 	p.reading.Wait()
 	p.out.close()
@@ -92,7 +92,7 @@ func (p *process) supervise(onExit func()) {
 func (p *process) wait() (*os.ProcessState, error) {
 	if p.pidfd != nil {
 		if raw, err := p.pidfd.SyscallConn(); err == nil {
-			raw.Read(func(fd uintptr) bool {
+			_ = raw.Read(func(fd uintptr) bool {
 				n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0)
 				return n != 0 && err != unix.EINTR
 			})
@@ -187,7 +187,7 @@ func (p *process) pump(f *os.File, wrap func([]byte) *pb.ProcessEvent) {
 	p.reading.Done()
 	if more {
 		<-p.ended
-		f.SetReadDeadline(time.Time{})
+		_ = f.SetReadDeadline(time.Time{})
 		for raw.Read(read) == nil && n > 0 && err == nil {
 		}
 	}
@@ -203,13 +203,13 @@ func (p *process) signal(sig syscall.Signal) error {
 // expire ends the process at the deadline of the call that started it.
 func (p *process) expire() {
 	p.timedOut.Store(true)
-	p.signal(syscall.SIGKILL)
+	_ = p.signal(syscall.SIGKILL)
 }
 
 // raiseOOM makes the kernel choose the process before the agent when memory runs
 // out. Raising needs no rights; if it fails the process is merely an equal choice.
 func raiseOOM(pid int) {
-	os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(childOOM()), 0)
+	_ = os.WriteFile("/proc/"+strconv.Itoa(pid)+"/oom_score_adj", []byte(childOOM()), 0)
 }
 
 var childOOM = sync.OnceValue(func() string {
