@@ -158,6 +158,15 @@ func (p byArg) compile(b *program) target {
 	return b.emit(bpf.LoadAbsolute{Off: uint32(offsetArgs + 8*p.arg), Size: 4})
 }
 
+func (p nullArg) compile(b *program) target {
+	rest := p.rest.compile(b)
+	null := p.null.compile(b)
+	b.jump(0, bpf.JumpEqual, null, rest)
+	high := b.emit(bpf.LoadAbsolute{Off: uint32(offsetArgs + 8*p.arg + 4), Size: 4})
+	b.jump(0, bpf.JumpEqual, high, rest)
+	return b.emit(bpf.LoadAbsolute{Off: uint32(offsetArgs + 8*p.arg), Size: 4})
+}
+
 // Load puts the filter in force for every thread of the process and all that they
 // start, for ever. The caller needs no_new_privs or CAP_SYS_ADMIN in its user
 // namespace; without either it fails with Denied.

@@ -29,7 +29,7 @@ const allowed = `
 	mq_timedsend mq_unlink mremap mseal msgctl msgget msgrcv msgsnd msync munlock
 	munlockall munmap nanosleep newfstatat open openat openat2 pause pidfd_open
 	pidfd_send_signal pipe pipe2 pkey_alloc pkey_free pkey_mprotect poll ppoll
-	prctl pread64 preadv preadv2 prlimit64 pselect6 ptrace pwrite64 pwritev
+	prctl pread64 preadv preadv2 pselect6 ptrace pwrite64 pwritev
 	pwritev2 read readahead readlink readlinkat readv recvfrom recvmmsg recvmsg
 	removexattr rename renameat renameat2 restart_syscall rmdir rseq rt_sigaction
 	rt_sigpending rt_sigprocmask rt_sigqueueinfo rt_sigreturn rt_sigsuspend
@@ -38,10 +38,10 @@ const allowed = `
 	sched_getscheduler sched_rr_get_interval sched_setaffinity sched_setattr
 	sched_setparam sched_setscheduler sched_yield select semctl semget semop
 	semtimedop sendfile sendmmsg sendmsg sendto setfsgid setfsuid setgid setgroups
-	setitimer setpgid setpriority setregid setresgid setresuid setreuid setrlimit
+	setitimer setpgid setpriority setregid setresgid setresuid setreuid
 	set_robust_list setsid setsockopt set_tid_address setuid setxattr shmat shmctl
 	shmdt shmget shutdown sigaltstack signalfd signalfd4 splice stat statfs statx
-	symlink symlinkat sync sync_file_range syncfs sysinfo tee tgkill time
+	symlink symlinkat sync_file_range syncfs sysinfo tee tgkill time
 	timer_create timer_delete timerfd_create timerfd_gettime timerfd_settime
 	timer_getoverrun timer_gettime timer_settime times tkill truncate umask uname
 	unlink unlinkat utime utimensat utimes vfork vmsplice wait4 waitid write writev

@@ -58,6 +58,8 @@ func play(role []string) error {
 			return err
 		}
 	}
+	// As every sandbox begins, unless whoever runs the tests has less.
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{Cur: 1, Max: 1})
 	begin := time.Now()
 	if err := Load(filter); err != nil {
 		return err
@@ -157,6 +159,13 @@ func cases(p Profile) []try {
 		{"mknodat character device", unix.EPERM, raw(unix.SYS_MKNODAT, 0, 0, unix.S_IFCHR|0o600, 0x101)},
 		{"mknodat block device", unix.EPERM, raw(unix.SYS_MKNODAT, 0, 0, unix.S_IFBLK|0o600, 0x800)},
 		{"mknodat device with high bits", unix.EPERM, raw(unix.SYS_MKNODAT, 0, 0, 1<<32|1<<16|unix.S_IFBLK, 0x800)},
+		{"prlimit of the core size, asked", 0, raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, 0, uintptr(unsafe.Pointer(someLimit)))},
+		{"setrlimit of the core size", 0, keepsCoreLimit(raw(unix.SYS_SETRLIMIT, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(noCore))))},
+		{"prlimit of the core size", 0, keepsCoreLimit(raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, uintptr(unsafe.Pointer(noCore)), 0))},
+		{"prlimit of the core size with high bits", 0, keepsCoreLimit(raw(unix.SYS_PRLIMIT64, 0, 1<<32|unix.RLIMIT_CORE, uintptr(unsafe.Pointer(noCore)), 0))},
+		{"prlimit of the core size from an address with a low half of zero", 0, keepsCoreLimit(raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_CORE, atZero(), 0))},
+		{"prlimit of another limit", unix.EFAULT, raw(unix.SYS_PRLIMIT64, 0, unix.RLIMIT_NOFILE, 1, 0)},
+		{"sync", 0, raw(unix.SYS_SYNC)},
 		{"landlock version", 0, raw(unix.SYS_LANDLOCK_CREATE_RULESET, 0, 0, unix.LANDLOCK_CREATE_RULESET_VERSION)},
 		{"memfd", unix.EFAULT, raw(unix.SYS_MEMFD_CREATE, 0, 0)},
 		{"open", 0, raw(unix.SYS_CLOSE, devNull())},
@@ -214,6 +223,36 @@ func cases(p Profile) []try {
 		}
 	}
 	return list
+}
+
+// noCore is the limit that hands a core to the host's core_pattern.
+var noCore, someLimit = &unix.Rlimit{}, &unix.Rlimit{}
+
+// atZero is the address of another one, of which the low half is zero.
+func atZero() uintptr {
+	const page = 1 << 32
+	_, _, _ = unix.RawSyscall6(unix.SYS_MMAP, page, 4096, unix.PROT_READ, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_FIXED_NOREPLACE, ^uintptr(0), 0)
+	return page
+}
+
+// keepsCoreLimit makes a call that must leave the limit of the core size as it is.
+func keepsCoreLimit(call func() syscall.Errno) func() syscall.Errno {
+	return func() syscall.Errno {
+		var before, after unix.Rlimit
+		if err := unix.Getrlimit(unix.RLIMIT_CORE, &before); err != nil {
+			return errnoOf(err)
+		}
+		if errno := call(); errno != 0 {
+			return errno
+		}
+		if err := unix.Getrlimit(unix.RLIMIT_CORE, &after); err != nil {
+			return errnoOf(err)
+		}
+		if before != after {
+			return unix.EDOM
+		}
+		return 0
+	}
 }
 
 // openFilter allows everything. It is a variable of the package so that it stays where it

@@ -12,6 +12,9 @@ const allow action = unix.SECCOMP_RET_ALLOW
 
 func fail(errno unix.Errno) action { return action(unix.SECCOMP_RET_ERRNO | uint32(errno)) }
 
+// pretend makes a call succeed that is not made.
+const pretend action = unix.SECCOMP_RET_ERRNO | 0
+
 // byArg looks at the low 32 bits of one argument. That is exact for every argument
 // looked at here: the kernel takes it as an int, an unsigned int or a umode_t and
 // drops the rest. (A filter that compares 64 bits lets TIOCSTI through with a high
@@ -27,6 +30,12 @@ type byArg struct {
 type oneOf struct {
 	values []uint32
 	then   policy
+}
+
+// nullArg looks at a pointer, all 64 bits of it.
+type nullArg struct {
+	arg        int
+	null, rest policy
 }
 
 // Clone flags that make a namespace. CLONE_NEWTIME is absent: clone reads these
@@ -93,6 +102,21 @@ var partials = map[string]partial{
 		"AF_UNIX; AF_INET and AF_INET6 with TCP, UDP and ping, raw EPERM, others EPROTONOSUPPORT; " +
 			"AF_NETLINK with NETLINK_ROUTE, others EPROTONOSUPPORT; other families EAFNOSUPPORT",
 	},
+	// A crash is handed to the program that the host's core_pattern names, as root of the
+	// host and whatever the limit is, but at 1, which every sandbox starts with. Programs
+	// that set 0 for their secrets' sake (sudo, gpg) must not fail: it holds nothing anyway.
+	"prlimit64": {
+		byArg{arg: 1, cases: []oneOf{{[]uint32{unix.RLIMIT_CORE}, nullArg{arg: 2, null: allow, rest: pretend}}}, rest: allow},
+		"the core file size can be asked for; setting it does nothing and succeeds",
+	},
+	"setrlimit": {
+		byArg{arg: 0, cases: []oneOf{{[]uint32{unix.RLIMIT_CORE}, pretend}}, rest: allow},
+		"setting the core file size does nothing and succeeds",
+	},
+	// It writes every file system of the host, so that all wait for the disk. What a
+	// sandbox writes does not outlive it.
+	"sync": {pretend, "does nothing and succeeds"},
+
 	"socketpair": {
 		byArg{arg: 0, cases: []oneOf{{[]uint32{unix.AF_UNIX}, allow}}, rest: fail(unix.EAFNOSUPPORT)},
 		"AF_UNIX, else EAFNOSUPPORT",
