@@ -71,6 +71,11 @@ when it is usable.`,
 		if err != nil {
 			return err
 		}
+		if s.Berm != nil && len(s.Berm.Degraded) > 0 {
+			if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "warning: the host cannot give all that a sandbox should have: berm inspect %s\n", id); err != nil {
+				return err
+			}
+		}
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
 		return err
 	}

@@ -45,6 +45,8 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringVar(&templates, "templates", "", "template cache (default: the cache directory of the user)")
 	flags.IntVar(&c.MaxSandboxes, "max-sandboxes", 500, "sandboxes that may exist at once, paused ones included")
 	flags.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest time to live that may be asked for")
+	flags.BoolVar(&c.RequireLimits, "require-limits", os.Geteuid() == 0, "refuse a sandbox when this host cannot enforce a limit that its template has by default; otherwise it is made without that limit, and says so (default: true as root, false as another user)")
+	flags.Lookup("require-limits").DefValue = "" // it depends on who asks
 	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace, gvisor or microvm")
 	flags.StringVar(&c.Domain, "domain", "", "domain under which sandboxes have host names, PORT-ID.DOMAIN")
 	flags.StringVar(&c.TLSCert, "tls-cert", "", "certificate for --domain and *.DOMAIN, PEM; TLS is then served on the same port")
@@ -132,6 +134,9 @@ func hostLimits() berm.Limits {
 	var info unix.Sysinfo_t
 	if unix.Sysinfo(&info) == nil {
 		limits.Memory = int64(info.Totalram) * int64(info.Unit)
+	}
+	if os.Geteuid() != 0 {
+		limits.Disk = limits.Memory // where an ordinary user's limited disks lie
 	}
 	return limits
 }

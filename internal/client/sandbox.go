@@ -42,6 +42,8 @@ type Sandbox struct {
 type Additions struct {
 	Level   berm.Level `json:"level"`
 	Network string     `json:"network"` // what it can reach, such as "none"
+	// Degraded is what the host could not give, with the reason.
+	Degraded []string `json:"degraded,omitempty"`
 }
 
 // Level is the sandbox's isolation level, "" if the server does not tell.

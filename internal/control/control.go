@@ -57,6 +57,10 @@ type Config struct {
 	// MaxLimits bounds what a request may ask for over the template's defaults. Zero
 	// fields do not bound.
 	MaxLimits berm.Limits
+	// RequireLimits refuses a sandbox when its template has a limit by default that the
+	// host cannot enforce. Otherwise it is made without, and tells so. A limit that the
+	// request names is never left out.
+	RequireLimits bool
 	// SampleEvery is the time between two metrics samples.
 	SampleEvery time.Duration
 }

@@ -201,9 +201,10 @@ func TestConnectOnlyExtends(t *testing.T) {
 func TestDeadlineKills(t *testing.T) {
 	w := newWorld(t)
 	s := w.create(t, func(r *CreateRequest) { r.Timeout = 30 * time.Millisecond })
-	eventually(t, "death", func() bool { _, err := w.Get(t.Context(), s.ID); return berm.KindOf(err) == berm.NotFound })
-	dead, err := w.Inspect(t.Context(), s.ID)
-	if err != nil || dead.Exit == nil || dead.Exit.Reason != berm.ReasonTimeout {
+	var dead Sandbox
+	var err error
+	eventually(t, "death", func() bool { dead, err = w.Inspect(t.Context(), s.ID); return err != nil || dead.Exit != nil })
+	if _, getErr := w.Get(t.Context(), s.ID); err != nil || berm.KindOf(getErr) != berm.NotFound || dead.Exit.Reason != berm.ReasonTimeout {
 		t.Errorf("%+v, %v", dead.Exit, err)
 	}
 }

@@ -56,7 +56,10 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if r.OnDeadline == "" {
 		r.OnDeadline = berm.KillAtDeadline
 	}
-	spec := m.spec(&r, template, begin)
+	spec, err := m.spec(&r, template, begin)
+	if err != nil {
+		return Sandbox{}, err
+	}
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
 		"template": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline,
 	}); err != nil {
@@ -94,7 +97,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	s.handle, s.agent = handle, 1
 	s.info = Sandbox{
 		ID: spec.ID, TemplateID: template.ID, Alias: template.Alias(), TemplateNames: template.Names,
-		Level: level(spec.Level, m.Engine), Limits: spec.Limits, State: berm.Creating,
+		Level: m.probe(spec.Level).Level, Limits: spec.Limits, Degraded: policy.Degraded, State: berm.Creating,
 		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
@@ -120,19 +123,6 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	info := m.withTokens(s.snapshot())
 	info.Steps = steps
 	return info, nil
-}
-
-// level resolves auto to what the engine would choose.
-func level(asked berm.Level, engine berm.Engine) berm.Level {
-	if asked != berm.Auto && asked != "" {
-		return asked
-	}
-	for _, p := range engine.Probe(context.Background()) {
-		if p.Usable {
-			return p.Level
-		}
-	}
-	return asked
 }
 
 // discard kills a sandbox that was made but cannot be kept.

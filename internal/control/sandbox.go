@@ -21,6 +21,7 @@ type Sandbox struct {
 	TemplateNames []string          `json:"templateNames,omitempty"`
 	Level         berm.Level        `json:"level"`
 	Limits        berm.Limits       `json:"limits"`
+	Degraded      []string          `json:"degraded,omitempty"` // what the host could not give
 	State         berm.State        `json:"state"`
 	CreatedAt     time.Time         `json:"createdAt"`
 	StartedAt     time.Time         `json:"startedAt"` // of the present run: moves at resume
@@ -140,52 +141,15 @@ func checkPairs(what string, pairs map[string]string) error {
 	return nil
 }
 
-func (m *Manager) checkLimits(l berm.Limits) error {
-	for _, bound := range []struct {
-		name         string
-		value        float64
-		lowest, most float64
-	}{
-		{"memory", float64(l.Memory), 32 << 20, float64(m.MaxLimits.Memory)},
-		{"cpu", l.CPU, 0.05, m.MaxLimits.CPU},
-		{"pids", float64(l.PIDs), 16, float64(m.MaxLimits.PIDs)},
-		{"disk", float64(l.Disk), 16 << 20, float64(m.MaxLimits.Disk)},
-		{"readBytes", float64(l.ReadBytes), 4096, 0},
-		{"writeBytes", float64(l.WriteBytes), 4096, 0},
-	} {
-		if bound.value == 0 {
-			continue
-		}
-		if !(bound.value >= bound.lowest) || bound.most > 0 && bound.value > bound.most {
-			return berm.Errorf(berm.Invalid, "limit %s of %g is not between %g and %g", bound.name, bound.value, bound.lowest, bound.most)
-		}
-	}
-	return nil
-}
-
-// over returns the limits l with zero fields taken from base.
-func over(base, l berm.Limits) berm.Limits {
-	pick := func(a, b int64) int64 {
-		if a != 0 {
-			return a
-		}
-		return b
-	}
-	cpu := l.CPU
-	if cpu == 0 {
-		cpu = base.CPU
-	}
-	return berm.Limits{
-		Memory: pick(l.Memory, base.Memory), CPU: cpu, PIDs: pick(l.PIDs, base.PIDs), Disk: pick(l.Disk, base.Disk),
-		ReadBytes: pick(l.ReadBytes, base.ReadBytes), WriteBytes: pick(l.WriteBytes, base.WriteBytes),
-	}
-}
-
 // spec makes the engine's order from a request and its template.
-func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) berm.Spec {
+func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) (berm.Spec, error) {
 	level := r.Level
 	if level == "" {
 		level = m.Level
+	}
+	limits, without, err := m.limits(r.Limits, t.Limits, m.probe(level).Unlimited)
+	if err != nil {
+		return berm.Spec{}, err
 	}
 	id := berm.NewSandboxID()
 	env := map[string]string{}
@@ -193,7 +157,7 @@ func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) berm.Sp
 	maps.Copy(env, r.Env)
 	spec := berm.Spec{
 		ID: id, Level: level, Layers: t.Layers, Hostname: string(id),
-		Limits: over(t.Limits, r.Limits), Setuid: t.Setuid,
+		Limits: limits, Degraded: without, Setuid: t.Setuid,
 		Deadline: now.Add(r.Timeout), OnDeadline: r.OnDeadline,
 		Guest: berm.GuestConfig{
 			SandboxID: id, TemplateID: t.ID, Env: env, User: t.User, Workdir: t.Workdir, Timestamp: now,
@@ -202,7 +166,7 @@ func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) berm.Sp
 	if r.Secure {
 		spec.Guest.AccessToken = m.token("access", id)
 	}
-	return spec
+	return spec, nil
 }
 
 // withTokens fills in what is derived and never stored.

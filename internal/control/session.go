@@ -301,11 +301,15 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	s.mu.Lock()
 	s.info.Exit = &exit
 	s.mu.Unlock()
+	s.save() // first: who does not find it among the living looks there
 	s.m.mu.Lock()
 	delete(s.m.sessions, s.info.ID)
 	s.m.mu.Unlock()
-	s.save()
-	s.log("info", "Sandbox ended", map[string]string{"reason": string(exit.Reason), "detail": exit.Detail})
+	fields := map[string]string{"reason": string(exit.Reason)}
+	if exit.Detail != "" {
+		fields["detail"] = exit.Detail
+	}
+	s.log("info", "Sandbox ended", fields)
 	if exit.Reason == berm.ReasonOOM {
 		s.m.tell(s.info.ID, system, audit.LimitHit, audit.OK, exit.Detail, map[string]any{"limit": "memory"})
 	}

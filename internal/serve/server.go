@@ -42,8 +42,10 @@ type Config struct {
 	MaxSandboxes int
 	MaxTimeout   time.Duration
 	MaxLimits    berm.Limits
-	Level        berm.Level
-	IDs          berm.IDRange
+	// RequireLimits refuses a sandbox of a template whose limits the host cannot enforce.
+	RequireLimits bool
+	Level         berm.Level
+	IDs           berm.IDRange
 	// Claims keeps IDs apart from those of other servers of this machine; nil does not.
 	Claims *claim.File
 
@@ -100,6 +102,9 @@ func Run(ctx context.Context, c Config) error {
 	}
 	for _, p := range engine.Probe(ctx) {
 		c.Log.Info("isolation level", "level", p.Level, "usable", p.Usable)
+		if p.Usable {
+			c.warn(p)
+		}
 	}
 
 	var certificates *tls.Config
@@ -116,7 +121,7 @@ func Run(ctx context.Context, c Config) error {
 
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Log: c.Log, Seed: seed,
-		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits,
+		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		SampleEvery: 5 * time.Second,
 	})
 	if err := sessions.Start(ctx); err != nil {
@@ -164,6 +169,23 @@ func Run(ctx context.Context, c Config) error {
 		c.Log.Error("audit record lost", "error", err)
 	}
 	return nil
+}
+
+// warn tells what the host cannot give to sandboxes of a level.
+func (c *Config) warn(p berm.Probe) {
+	// Templates have defaults of these; other limits are refused to those who ask.
+	for _, name := range []string{"memory", "cpu", "pids", "disk"} {
+		if why, missing := p.Unlimited[name]; missing {
+			then := "templates that have it go without"
+			if c.RequireLimits {
+				then = "templates that have it are refused"
+			}
+			c.Log.Warn("limit cannot be enforced", "level", p.Level, "limit", name, "reason", why, "then", then)
+		}
+	}
+	for _, what := range p.Degraded {
+		c.Log.Warn("sandboxes are not what they are on other hosts", "level", p.Level, "what", what)
+	}
 }
 
 // closed reports what could not be closed in order.

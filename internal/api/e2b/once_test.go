@@ -1,6 +1,7 @@
 package e2b
 
 import (
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
@@ -25,7 +26,7 @@ func TestIdempotentCreate(t *testing.T) {
 
 	first, _ := create(201, "/v2/sandboxes", body, "k-1")
 	again, _ := create(201, "/v2/sandboxes", body, "k-1")
-	if first != again {
+	if !reflect.DeepEqual(first, again) {
 		t.Errorf("%+v then %+v", first, again)
 	}
 	if other, _ := create(201, "/v2/sandboxes", body, "k-2"); other.SandboxID == first.SandboxID {
@@ -54,7 +55,7 @@ func TestIdempotentCreate(t *testing.T) {
 	create(201, "/v2/sandboxes", body, "k-3")
 	// One that made a sandbox may not, also when it is dead.
 	w.want(204, "DELETE", "/sandboxes/"+string(first.SandboxID), "")
-	if again, _ := create(201, "/v2/sandboxes", body, "k-1"); again != first {
+	if again, _ := create(201, "/v2/sandboxes", body, "k-1"); !reflect.DeepEqual(again, first) {
 		t.Errorf("after its end: %+v", again)
 	}
 	for _, bad := range []string{strings.Repeat("k", 256), "a b", "k\u00e9"} {

@@ -92,13 +92,19 @@ type sandbox struct {
 type additions struct {
 	Level   berm.Level `json:"level"`
 	Network string     `json:"network"` // what the sandbox can reach: "none"
+	// Degraded is what the host could not give, with the reason.
+	Degraded []string `json:"degraded,omitempty"`
+}
+
+func toAdditions(s control.Sandbox) additions {
+	return additions{Level: s.Level, Network: "none", Degraded: s.Degraded}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {
 	return sandbox{
 		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID, EnvdVersion: berm.AgentVersion,
 		AccessToken: s.AccessToken, TrafficToken: s.TrafficToken, Domain: a.Domain,
-		Berm: additions{Level: s.Level, Network: "none"},
+		Berm: toAdditions(s),
 	}
 }
 
@@ -123,7 +129,7 @@ func toListed(s control.Sandbox) listed {
 		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID,
 		StartedAt: s.StartedAt, EndAt: s.EndAt, State: s.State,
 		CPUCount: int64(math.Ceil(s.Limits.CPU)), MemoryMB: s.Limits.Memory >> 20, DiskSizeMB: s.Limits.Disk >> 20,
-		EnvdVersion: berm.AgentVersion, Metadata: s.Metadata, Berm: additions{Level: s.Level, Network: "none"},
+		EnvdVersion: berm.AgentVersion, Metadata: s.Metadata, Berm: toAdditions(s),
 	}
 }
 

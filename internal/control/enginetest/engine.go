@@ -22,6 +22,9 @@ type Engine struct {
 	Ports map[uint16]http.Handler
 	// Created is called when a sandbox was made; it may be nil.
 	Created func()
+	// Unlimited and Degraded are what Probe tells.
+	Unlimited map[string]string
+	Degraded  []string
 
 	mu        sync.Mutex
 	failing   func(id berm.SandboxID, method string) error
@@ -116,7 +119,7 @@ func (e *Engine) Remove(_ context.Context, id berm.SandboxID) (berm.Exit, error)
 
 // Probe finds the namespace level.
 func (e *Engine) Probe(context.Context) []berm.Probe {
-	return []berm.Probe{{Level: berm.Namespace, Usable: true}}
+	return []berm.Probe{{Level: berm.Namespace, Usable: true, Unlimited: e.Unlimited, Degraded: e.Degraded}}
 }
 
 // End makes a sandbox die by itself.
@@ -332,7 +335,7 @@ func (h *handle) Policy(context.Context) (policy berm.Policy, err error) {
 	err = h.in("Policy", func() error {
 		policy = berm.Policy{
 			Level: berm.Namespace, Namespaces: []string{"user"}, Capabilities: []string{}, Mounts: []string{},
-			Limits: h.spec.Limits, Network: "none",
+			Limits: h.spec.Limits, Network: "none", Degraded: slices.Concat(h.engine.Degraded, h.spec.Degraded),
 		}
 		return nil
 	})

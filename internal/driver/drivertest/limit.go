@@ -87,7 +87,9 @@ var limitCases = []testCase{
 			"disk":       func(spec *berm.Spec) { spec.Limits.Disk = 32 * mebi },
 			"readBytes":  func(spec *berm.Spec) { spec.Limits.ReadBytes = 100 * mebi },
 			"writeBytes": func(spec *berm.Spec) { spec.Limits.WriteBytes = 100 * mebi },
-			"freezer":    func(spec *berm.Spec) { spec.Deadline, spec.OnDeadline = time.Now().Add(time.Hour), berm.PauseAtDeadline },
+			"freezer": func(spec *berm.Spec) {
+				spec.Deadline, spec.OnDeadline = time.Now().Add(time.Hour), berm.PauseAtDeadline
+			},
 		} {
 			why, missing := probe.Unlimited[name]
 			if name == "freezer" {

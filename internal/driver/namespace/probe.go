@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"os/exec"
+	"strings"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
@@ -75,7 +76,12 @@ func unlimited(ctx context.Context, config Config) map[string]string {
 			why = groups.Check(limit, disks...)
 		}
 		if why != nil {
-			reasons[name] = why.Error()
+			// The caller says which limit.
+			text := why.Error()
+			if _, after, ok := strings.Cut(text, " limit: "); ok {
+				text = after
+			}
+			reasons[name] = text
 		}
 	}
 	if os.Geteuid() != 0 {
