@@ -40,10 +40,12 @@ test-all: build ## everything: slow tests, official SDKs, probes, faults, load
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/... ./internal/...
 	bin/berm template build base
-	BERM_TEST_ALL=1 CGO_ENABLED=1 $(GO) test -race -timeout 30m ./...
+	BERM_TEST_ALL=1 CGO_ENABLED=1 $(GO) test -race -timeout 40m ./...
+	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/template
 	test/e2e/run
 
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
+	DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null
 	test/qemu/run
 
 bench: build ## measure, print ratios, write bench/*.json
