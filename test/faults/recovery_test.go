@@ -297,7 +297,8 @@ func TestMonitorCrash(t *testing.T) {
 	server := harness.Serve(t)
 	ctx := within(t, 2*time.Minute)
 	sandbox := create(t, ctx, server, time.Minute)
-	run(t, ctx, sandbox, "user", "(setsid sleep 4242 >/dev/null 2>&1 &)")
+	// The shell ends before its child has become the sleep.
+	run(t, ctx, sandbox, "user", "(setsid sleep 4242 >/dev/null 2>&1 &); until pgrep -x sleep; do sleep 0.01; done")
 	monitors := harness.Processes("berm-monitor")
 	if len(monitors) != 1 || len(harness.Processes("4242")) == 0 {
 		t.Fatalf("%d monitors", len(monitors))
