@@ -50,7 +50,7 @@ func serve(t testing.TB, configJSON string, options ...connect.ClientOption) *be
 	}
 	b := &bench{service: NewService(c)}
 	mux := http.NewServeMux()
-	mux.Handle(processconnect.NewProcessHandler(b.service))
+	mux.Handle(processconnect.NewProcessHandler(b.service, connect.WithCodec(JSON{})))
 	srv := httptest.NewUnstartedServer(mux)
 	srv.Config.Protocols = new(http.Protocols)
 	srv.Config.Protocols.SetHTTP1(true)

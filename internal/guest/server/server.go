@@ -55,6 +55,7 @@ func New(c *config.Config) *Server {
 	options := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCompressMinBytes(minCompress),
+		connect.WithCodec(process.JSON{}),
 	}
 	mux := http.NewServeMux()
 	mux.Handle(processconnect.NewProcessHandler(process.NewService(c), options...))
