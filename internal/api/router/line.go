@@ -32,6 +32,9 @@ type line struct {
 const (
 	maxIdle  = 2
 	idleTime = 30 * time.Second
+	// maxAnswerHeader bounds what one answer from inside takes of the server's memory
+	// before the client gets any of it. The default is 10 MiB for each request.
+	maxAnswerHeader = 256 << 10
 )
 
 // line returns the connections into a sandbox.
@@ -58,14 +61,15 @@ func (rt *Router) line(route *control.Route, life context.Context) *line {
 		life: life,
 		http1: &http.Transport{
 			DialContext: dial, MaxIdleConns: maxIdle, MaxIdleConnsPerHost: maxIdle, IdleConnTimeout: idleTime,
-			DisableCompression: true, // the client's own choice goes through
+			MaxResponseHeaderBytes: maxAnswerHeader,
+			DisableCompression:     true, // the client's own choice goes through
 			// A server inside has whatever certificate it made for itself.
 			TLSClientConfig: &tls.Config{InsecureSkipVerify: true},
 			WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 		},
 		http2: &http.Transport{
 			DialContext: dial, MaxIdleConns: 1, MaxIdleConnsPerHost: 1, IdleConnTimeout: idleTime,
-			DisableCompression: true, Protocols: &h2c,
+			MaxResponseHeaderBytes: maxAnswerHeader, DisableCompression: true, Protocols: &h2c,
 		},
 	}
 	rt.lines[route.ID] = l

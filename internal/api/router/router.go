@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/subtle"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"net/http"
@@ -56,6 +57,7 @@ const (
 
 // ServeHTTP serves one request.
 func (rt *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer drain(w, r)
 	to, found, err := rt.find(r)
 	switch {
 	case berm.KindOf(err) == berm.Denied && err != nil:
@@ -67,6 +69,20 @@ func (rt *Router) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	default:
 		rt.Control.ServeHTTP(w, r)
 	}
+}
+
+// maxDrain bounds the rest of a body that is read for the client's sake, in bytes, as
+// net/http does for HTTP/1.
+const maxDrain = 256 << 10
+
+// drain takes in what was not read of a small body. HTTP/2 resets the stream of a body
+// that comes after the answer, and clients take that for a failure of the request.
+func drain(w http.ResponseWriter, r *http.Request) {
+	if r.ProtoMajor != 2 || r.ContentLength <= 0 || r.ContentLength > maxDrain {
+		return
+	}
+	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(drainTime))
+	_, _ = io.CopyN(io.Discard, r.Body, maxDrain)
 }
 
 // find says which sandbox a request is for, if any. A name of a sandbox cannot be
@@ -169,6 +185,11 @@ func toAgent(path string) bool {
 	return path == files || strings.HasPrefix(path, "/process.Process/") || strings.HasPrefix(path, "/filesystem.Filesystem/")
 }
 
+// maxSigned bounds the query of a signed URL in bytes: it is hashed once for every
+// sandbox, for callers who have shown no key. A path has 4096 bytes at most, and each
+// may be three characters.
+const maxSigned = 16 << 10
+
 // byToken finds the sandbox of a request to the guest agent that names none: a
 // signed URL, or one of a client that sends no routing headers. It refuses in the
 // words of the agent.
@@ -187,7 +208,7 @@ func (rt *Router) byToken(r *http.Request) (berm.SandboxID, error) {
 		return "", berm.Errorf(berm.Denied, "unauthorized access, please provide a valid access token or method signing if supported")
 	case given == "":
 		return "", berm.Errorf(berm.Denied, "missing signature query parameter")
-	case len(given) > 256:
+	case len(given) > 256 || len(r.URL.RawQuery) > maxSigned:
 		return "", berm.Errorf(berm.Denied, "invalid signature")
 	}
 	operation := "read"

@@ -21,6 +21,9 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/net/http2"
+	"golang.org/x/net/http2/hpack"
+
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/control"
@@ -102,6 +105,11 @@ func agent() http.Handler {
 			if _, err := w.Write(chunk); err != nil {
 				return
 			}
+		}
+	})
+	mux.HandleFunc("/headers", func(w http.ResponseWriter, r *http.Request) {
+		for i := range 200 {
+			w.Header().Set(fmt.Sprint("X-", i), strings.Repeat("a", 10<<10))
 		}
 	})
 	mux.HandleFunc("/broken", func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
@@ -521,6 +529,69 @@ func TestGRPCGoesOverHTTP2WithTrailers(t *testing.T) {
 	body, _ := io.ReadAll(r.Body)
 	if string(body) != "HTTP/2.0" || r.Trailer.Get("Grpc-Status") != "0" {
 		t.Errorf("%s, trailers %v", body, r.Trailer)
+	}
+}
+
+// What a program inside answers must not take the server's memory.
+func TestAnswersHeadersAreBounded(t *testing.T) {
+	w := newWorld(t, "")
+	s := w.create()
+	if status, body, _ := w.get("", "/headers", idHeader, string(s.ID), portHeader, "8000"); status != http.StatusBadGateway {
+		t.Errorf("HTTP/1.1: %d %.100s", status, body)
+	}
+	transport := &http.Transport{Protocols: new(http.Protocols), MaxResponseHeaderBytes: 16 << 20}
+	transport.Protocols.SetUnencryptedHTTP2(true)
+	defer transport.CloseIdleConnections()
+	r, err := transport.RoundTrip(w.request("POST", "", "/headers", nil, idHeader, string(s.ID), portHeader, "8000", "Content-Type", "application/grpc"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Body.Close()
+	if r.StatusCode != http.StatusBadGateway {
+		t.Errorf("HTTP/2: %s", r.Status)
+	}
+}
+
+// Clients of HTTP/2 take the reset of a stream on which they still send for a failure,
+// whatever was answered.
+func TestRefusalTakesInTheBody(t *testing.T) {
+	w := newWorld(t, "")
+	s := w.create()
+	for path, id := range map[string]string{"/init": string(s.ID), "/files": "i0aaaaaaaaaaaaaaaaaaa", "/v2/sandboxes": ""} {
+		conn, err := net.Dial("tcp", w.Listener.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(10 * time.Second))
+		var block bytes.Buffer
+		fields := hpack.NewEncoder(&block)
+		for _, f := range [][2]string{{":method", "POST"}, {":scheme", "http"}, {":authority", "127.0.0.1"}, {":path", path}, {"content-length", "2"}, {"e2b-sandbox-id", id}} {
+			if f[1] != "" {
+				fields.WriteField(hpack.HeaderField{Name: f[0], Value: f[1]})
+			}
+		}
+		io.WriteString(conn, http2.ClientPreface)
+		framer := http2.NewFramer(conn, conn)
+		framer.WriteSettings()
+		framer.WriteHeaders(http2.HeadersFrameParam{StreamID: 1, BlockFragment: block.Bytes(), EndHeaders: true})
+		time.Sleep(50 * time.Millisecond) // the server would have answered by now
+		framer.WriteData(1, true, []byte("{}"))
+		framer.WritePing(false, [8]byte{1})
+		for answered, acknowledged := false, false; !answered || !acknowledged; {
+			frame, err := framer.ReadFrame()
+			if err != nil {
+				t.Fatalf("%s: %v", path, err)
+			}
+			switch frame := frame.(type) {
+			case *http2.RSTStreamFrame:
+				t.Fatalf("%s: stream reset: %v", path, frame.ErrCode)
+			case *http2.DataFrame:
+				answered = answered || frame.StreamEnded()
+			case *http2.PingFrame:
+				acknowledged = acknowledged || frame.IsAck()
+			}
+		}
 	}
 }
 
