@@ -14,6 +14,7 @@ import (
 type serverTemplates struct {
 	*template.Store
 	building atomic.Bool
+	failed   atomic.Pointer[error] // why the default template could not be built
 }
 
 // newTemplates begins to build the default template in the background when it is
@@ -28,6 +29,7 @@ func newTemplates(ctx context.Context, store *template.Store, log *slog.Logger) 
 	go func() {
 		defer s.building.Store(false)
 		if _, err := store.Ensure(ctx, template.Base, nil); err != nil {
+			s.failed.Store(&err)
 			log.Error("building the default template failed", "template", template.Base, "error", err, "hint", berm.HintOf(err))
 			return
 		}
@@ -36,11 +38,18 @@ func newTemplates(ctx context.Context, store *template.Store, log *slog.Logger) 
 	return s
 }
 
-// Resolve finds a template. Unavailable when it is being built.
+// Resolve finds a template. Unavailable when it is being built; when that failed, the
+// error tells why.
 func (s *serverTemplates) Resolve(ctx context.Context, ref string) (berm.Template, error) {
 	t, err := s.Store.Resolve(ctx, ref)
-	if berm.KindOf(err) == berm.NotFound && err != nil && s.building.Load() && ref == template.Base {
+	if err == nil || berm.KindOf(err) != berm.NotFound || ref != template.Base {
+		return t, err
+	}
+	if s.building.Load() {
 		return t, berm.Errorf(berm.Unavailable, "template '%s' is being built, try again in a minute", ref)
+	}
+	if failed := s.failed.Load(); failed != nil {
+		return t, berm.Errorf(berm.KindOf(*failed), "template '%s' could not be built: %w", ref, *failed)
 	}
 	return t, err
 }

@@ -204,11 +204,16 @@ func (c *Client) refused(status int, body []byte) *berm.Error {
 }
 
 func statusError(status int, body []byte) *berm.Error {
-	var said struct{ Message string }
+	var said struct {
+		Message string
+		Berm    struct{ Hint string }
+	}
 	if json.Unmarshal(body, &said) != nil || said.Message == "" {
 		said.Message = fmt.Sprintf("HTTP status %d %s", status, http.StatusText(status))
 	}
-	return berm.Errorf(kindOf(status), "%s", said.Message)
+	e := berm.Errorf(kindOf(status), "%s", said.Message)
+	e.Hint = said.Berm.Hint
+	return e
 }
 
 // kindOf reverses the server's map from kinds to statuses.

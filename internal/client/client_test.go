@@ -134,11 +134,17 @@ func TestErrorsHaveKindsAndHints(t *testing.T) {
 	secure.Config.ErrorLog = log.New(io.Discard, "", 0)
 	secure.StartTLS()
 	defer secure.Close()
+	advising := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(http.StatusNotImplemented)
+		_, _ = io.WriteString(w, `{"code":501,"message":"no","berm":{"hint":"ask berm doctor"}}`)
+	}))
+	defer advising.Close()
 	for name, test := range map[string]struct {
 		config client.Config
 		kind   berm.Kind
 		hint   string
 	}{
+		"the server's":  {client.Config{URL: advising.URL}, berm.Unsupported, "ask berm doctor"},
 		"wrong key":     {client.Config{URL: s.URL, Key: "e2b_wrong"}, berm.Denied, "BERM_API_KEY"},
 		"nobody there":  {client.Config{URL: closed.URL}, berm.Unavailable, "berm serve"},
 		"another thing": {client.Config{URL: notOurs.URL}, berm.Internal, "address of a Berm server"},

@@ -191,7 +191,7 @@ func (a *API) inspect(w http.ResponseWriter, r *http.Request) error {
 		Limits    berm.Limits `json:"limits"`
 		Lifecycle lifecycle   `json:"lifecycle"`
 		Exit      *berm.Exit  `json:"exit,omitempty"`
-	}{toListed(s), s.CreatedAt, s.Limits, lifecycle{s.OnDeadline, s.AutoResume}, s.Exit})
+	}{a.toListed(s), s.CreatedAt, s.Limits, lifecycle{s.OnDeadline, s.AutoResume}, s.Exit})
 }
 
 func (a *API) policy(w http.ResponseWriter, r *http.Request) error {

@@ -124,7 +124,15 @@ type listed struct {
 	Berm        additions         `json:"berm"`
 }
 
-func toListed(s control.Sandbox) listed {
+// toListed tells of cores and memory what the sandbox may use: without a limit, all that
+// the server would let it ask for. Clients expect numbers above zero.
+func (a *API) toListed(s control.Sandbox) listed {
+	if s.Limits.CPU == 0 {
+		s.Limits.CPU = a.Sessions.MaxLimits.CPU
+	}
+	if s.Limits.Memory == 0 {
+		s.Limits.Memory = a.Sessions.MaxLimits.Memory
+	}
 	return listed{
 		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID,
 		StartedAt: s.StartedAt, EndAt: s.EndAt, State: s.State,
@@ -240,7 +248,7 @@ func (a *API) listV1(w http.ResponseWriter, r *http.Request) error {
 	all := a.Sessions.List(control.Filter{
 		States: []berm.State{berm.Running}, Metadata: parseMetadata(r.URL.Query().Get("metadata")),
 	})
-	return answer(w, http.StatusOK, mapped(all, toListed))
+	return answer(w, http.StatusOK, mapped(all, a.toListed))
 }
 
 func (a *API) listV2(w http.ResponseWriter, r *http.Request) error {
@@ -265,7 +273,7 @@ func (a *API) listV2(w http.ResponseWriter, r *http.Request) error {
 	if next != "" {
 		w.Header().Set("X-Next-Token", next)
 	}
-	return answer(w, http.StatusOK, mapped(some, toListed))
+	return answer(w, http.StatusOK, mapped(some, a.toListed))
 }
 
 // mapped converts a list; an empty one is [] in JSON.
@@ -287,7 +295,7 @@ func (a *API) get(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	d := detail{
-		listed: toListed(s), AccessToken: s.AccessToken, Domain: a.Domain, Internet: s.Internet,
+		listed: a.toListed(s), AccessToken: s.AccessToken, Domain: a.Domain, Internet: s.Internet,
 		Lifecycle: lifecycle{OnTimeout: s.OnDeadline, AutoResume: s.AutoResume},
 	}
 	if s.State == berm.Paused {
