@@ -3,6 +3,7 @@ package main
 import (
 	"io"
 	"log/slog"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,7 @@ import (
 // do about it.
 func TestDefaultTemplateThatCannotBeBuilt(t *testing.T) {
 	t.Setenv("PATH", t.TempDir()) // where mmdebstrap is not
-	store, err := template.Open(t.TempDir())
+	store, err := template.Open(filepath.Join(t.TempDir(), "templates"))
 	if err != nil {
 		t.Fatal(err)
 	}
