@@ -17,6 +17,7 @@ from e2b import (
     NotFoundException,
     PtySize,
     Sandbox,
+    SandboxException,
     SandboxQuery,
     SandboxState,
     TimeoutException,
@@ -81,6 +82,9 @@ def test_idempotent_create():
     second = Sandbox.create(timeout=60, idempotency_key=key)
     try:
         assert first.sandbox_id == second.sandbox_id
+        assert first.commands.run("echo one").stdout == second.commands.run("echo one").stdout
+        with pytest.raises(SandboxException, match="422"):
+            Sandbox.create(timeout=61, idempotency_key=key)
     finally:
         first.kill()
         second.kill()
