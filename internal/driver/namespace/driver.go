@@ -230,7 +230,8 @@ func (d *Driver) check(spec berm.Spec) error {
 	case spec.OnDeadline != "" && spec.OnDeadline != berm.KillAtDeadline && spec.OnDeadline != berm.PauseAtDeadline:
 		return invalid("unknown action at the deadline: %q", spec.OnDeadline)
 	case spec.OnDeadline == berm.PauseAtDeadline && d.groups.Missing()["freezer"] != "":
-		return berm.Errorf(berm.Unsupported, "no pause at the deadline: no freezer: %s", d.groups.Missing()["freezer"])
+		return berm.Errorf(berm.Unsupported, "no pause at the deadline: no freezer: %s", d.groups.Missing()["freezer"]).
+			WithHint("berm doctor --fix-hints, on that host, says how to get one")
 	case !spec.Deadline.IsZero() && !spec.Deadline.After(time.Now()):
 		return invalid("the deadline has passed")
 	case d.host.kind == launch.Leased && (spec.IDs.Count != berm.IDsPerSandbox || spec.IDs.Base < berm.IDsPerSandbox || spec.IDs.Base > 1<<32-1-berm.IDsPerSandbox):

@@ -1,0 +1,374 @@
+// Package rootless uses Berm as an ordinary user of a host does: with the command line
+// alone, without any right that the user's account does not have.
+package rootless
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/drivertest"
+	"github.com/berm-sandbox/berm/test/harness"
+)
+
+func TestMain(m *testing.M) { harness.Main(m) }
+
+const (
+	userID      = 1_987_655 // no account has it
+	subordinate = 0x51000000
+	key         = "e2b_0123456789abcdef0123456789abcdef01234567"
+)
+
+// A user with subordinate ids, and one without.
+func TestOrdinaryUser(t *testing.T) {
+	harness.Slow(t)
+	t.Run("SubordinateIDs", func(t *testing.T) {
+		if _, err := exec.LookPath("newuidmap"); err != nil {
+			t.Skip("newuidmap is not installed (package uidmap)")
+		}
+		use(t, fmt.Sprintf("laptop:%d:%d\n", subordinate, berm.IDsPerSandbox))
+	})
+	t.Run("SingleID", func(t *testing.T) { use(t, "") })
+}
+
+// user is an ordinary user at work.
+type user struct {
+	t    *testing.T
+	home string
+	url  string
+	cmd  *exec.Cmd
+	done chan struct{}
+}
+
+func newUser(t *testing.T, ids string) *user {
+	t.Helper()
+	home, err := os.MkdirTemp("", "berm-rootless-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(home) })
+	// The tables of the system are covered for this thread and its children alone. It is
+	// never unlocked, so it ends with the test.
+	runtime.LockOSThread()
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		t.Fatal(err)
+	}
+	for path, content := range map[string]string{
+		"/etc/passwd": fmt.Sprintf("root:x:0:0::/root:/bin/sh\nlaptop:x:%d:%[1]d::%s:/bin/sh\n", userID, home),
+		"/etc/group":  fmt.Sprintf("root:x:0:\nlaptop:x:%d:\n", userID),
+		"/etc/subuid": ids, "/etc/subgid": ids,
+	} {
+		file := filepath.Join(t.TempDir(), "table")
+		if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The tree of the project may lie where this user cannot look.
+	binary, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	content, err := os.ReadFile(binary)
+	if err == nil {
+		err = os.WriteFile(filepath.Join(home, "berm"), content, 0o755)
+	}
+	if err == nil {
+		err = os.Chown(home, userID, userID)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &user{t: t, home: home}
+}
+
+func (u *user) command(args ...string) *exec.Cmd {
+	cmd := exec.Command(filepath.Join(u.home, "berm"), args...)
+	cmd.Dir = u.home
+	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + u.home, "TMPDIR=" + u.home, "BERM_URL=" + u.url, "BERM_API_KEY=" + key, "BERM_BOOTSTRAP_KEY=" + key}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
+	return cmd
+}
+
+// try runs a command and returns what it printed.
+func (u *user) try(args ...string) (stdout, stderr string, err error) {
+	u.t.Helper()
+	cmd := u.command(args...)
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	cmd.WaitDelay = time.Second
+	if err := cmd.Start(); err != nil { // not by a context: this thread has to start it
+		u.t.Fatal(err)
+	}
+	patience := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+	defer patience.Stop()
+	err = cmd.Wait()
+	return strings.TrimSpace(out.String()), strings.TrimSpace(errs.String()), err
+}
+
+// berm runs a command that must succeed.
+func (u *user) berm(args ...string) string {
+	u.t.Helper()
+	stdout, stderr, err := u.try(args...)
+	if err != nil {
+		u.t.Fatalf("berm %s: %v\n%s\n%s", strings.Join(args, " "), err, stdout, stderr)
+	}
+	return stdout
+}
+
+// refused runs a command that must fail, with an error that has text in it and a hint.
+func (u *user) refused(text string, args ...string) {
+	u.t.Helper()
+	stdout, stderr, err := u.try(args...)
+	if err == nil || !strings.Contains(stderr, text) || !strings.Contains(stderr, "\nhint: ") {
+		u.t.Errorf("berm %s: %v\n%s\n%s", strings.Join(args, " "), err, stdout, stderr)
+	}
+}
+
+var served = regexp.MustCompile(`serves at (http://\S+)`)
+
+// serve starts the server and returns what it printed when it answers.
+func (u *user) serve(args ...string) string {
+	u.t.Helper()
+	file, err := os.CreateTemp(u.home, "serve-")
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	defer file.Close()
+	u.cmd = u.command(append([]string{"serve", "--listen", "127.0.0.1:0"}, args...)...)
+	u.cmd.Stdout, u.cmd.Stderr = file, file
+	if err := u.cmd.Start(); err != nil {
+		u.t.Fatal(err)
+	}
+	u.done = make(chan struct{})
+	go func(cmd *exec.Cmd, done chan struct{}) {
+		_ = cmd.Wait()
+		close(done)
+	}(u.cmd, u.done)
+	u.t.Cleanup(u.end)
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		text, err := os.ReadFile(file.Name())
+		if err != nil {
+			u.t.Fatal(err)
+		}
+		if found := served.FindSubmatch(text); found != nil {
+			u.url = string(found[1])
+			return string(text)
+		}
+		select {
+		case <-u.done:
+			u.t.Fatalf("the server ended:\n%s", text)
+		default:
+		}
+		if time.Now().After(end) {
+			u.t.Fatalf("the server does not serve:\n%s", text)
+		}
+	}
+}
+
+// end is SIGKILL for the server.
+func (u *user) end() {
+	_ = u.cmd.Process.Kill()
+	<-u.done
+}
+
+// image writes a small image. With one id, every file must be root's.
+func (u *user) image(single bool) string {
+	u.t.Helper()
+	root := drivertest.Root(u.t, u.t.TempDir(), 0)
+	if !single {
+		if err := os.Chown(filepath.Join(root, "home/user"), 1000, 1000); err != nil {
+			u.t.Fatal(err)
+		}
+	}
+	dir := u.t.TempDir()
+	if out, err := exec.Command("tar", "-C", root, "--numeric-owner", "-cf", filepath.Join(dir, "layer"), ".").CombinedOutput(); err != nil {
+		u.t.Fatalf("%v: %s", err, out)
+	}
+	layer, err := tarball.LayerFromFile(filepath.Join(dir, "layer"))
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	image, err := mutate.AppendLayers(empty.Image, layer)
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	config, err := image.ConfigFile()
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	config.OS, config.Architecture, config.Config.Env = "linux", runtime.GOARCH, []string{"PATH=/bin"}
+	if image, err = mutate.ConfigFile(image, config); err != nil {
+		u.t.Fatal(err)
+	}
+	path := filepath.Join(u.home, "box.tar")
+	if err := tarball.WriteToFile(path, name.MustParseReference("box:latest"), image); err != nil {
+		u.t.Fatal(err)
+	}
+	return path
+}
+
+// flags of `berm create` for limits that templates have by default.
+var flags = map[string][]string{"memory": {"--memory", "128MiB"}, "cpu": {"--cpus", "1"}, "pids": {"--pids", "100"}, "disk": {"--disk", "32MiB"}}
+
+func use(t *testing.T, ids string) {
+	u := newUser(t, ids)
+	before := harness.Look(nil)
+	single := ids == ""
+
+	var probes []berm.Probe
+	if err := json.Unmarshal([]byte(u.berm("doctor", "--json")), &probes); err != nil || len(probes) != 1 {
+		t.Fatal(probes, err)
+	}
+	unlimited := probes[0].Unlimited
+	freezer := false
+	for _, f := range probes[0].Features {
+		freezer = freezer || f.Found && f.Name == "control group freezer"
+	}
+	t.Logf("not enforced here: %v; freezer: %v", unlimited, freezer)
+
+	u.berm("template", "import", u.image(single), "--name", "box")
+	log := u.serve()
+	for limit := range flags {
+		if _, missing := unlimited[limit]; missing != strings.Contains(log, "limit="+limit+" ") {
+			t.Errorf("limit %s is missing: %v; the server said\n%s", limit, missing, log)
+		}
+	}
+	if single {
+		u.refused("could not be built", "create")
+	}
+
+	// What the template asks for and the host cannot give is told, and in force is the rest.
+	var made struct {
+		ID   string `json:"sandboxID"`
+		Berm struct{ Degraded []string }
+	}
+	if err := json.Unmarshal([]byte(u.berm("create", "--json", "box")), &made); err != nil {
+		t.Fatal(err)
+	}
+	told := strings.Join(made.Berm.Degraded, "\n")
+	inspected := u.berm("inspect", "--json", made.ID)
+	for limit := range flags {
+		_, missing := unlimited[limit]
+		if said := strings.Contains(told, "limit "+limit+" of "); said != missing {
+			t.Errorf("limit %s is missing: %v; the answer said %q", limit, missing, told)
+		}
+		if said := strings.Contains(inspected, "limit "+limit+" of "); said != missing {
+			t.Errorf("limit %s is missing: %v; the policy said %s", limit, missing, inspected)
+		}
+	}
+	if said := strings.Contains(told, "the only user id inside is 0"); said != single {
+		t.Errorf("a single id: %v; the answer said %q", single, told)
+	}
+	if _, stderr, err := u.try("create", "--timeout", "1s", "box"); err != nil || !strings.Contains(stderr, "warning: ") {
+		t.Errorf("%v, %q", err, stderr)
+	}
+
+	// What a user asks for is in force or refused.
+	for limit, args := range flags {
+		args = append(append([]string{"create"}, args...), "box")
+		if _, missing := unlimited[limit]; missing {
+			u.refused("limit "+limit+" cannot be enforced", args...)
+			continue
+		}
+		id := u.berm(args...)
+		if limit == "disk" {
+			if out, _, err := u.try("exec", id, "--", "sh", "-c", "dd if=/dev/zero of=/tmp/big bs=1M count=64 2>&1"); err == nil || !strings.Contains(out, "No space left") {
+				t.Errorf("64 MiB on a disk of 32: %v, %s", err, out)
+			}
+		}
+		u.berm("kill", id)
+	}
+	if !freezer {
+		u.refused("pause", "create", "--auto-pause", "box")
+	}
+
+	// The work.
+	if out := u.berm("exec", made.ID, "--", "sh", "-c", "id -u; cat /proc/1/comm; echo kept >/tmp/kept"); out != "0\ninit" {
+		t.Errorf("inside: %q", out)
+	}
+	if !single {
+		if out := u.berm("exec", "--user", "user", made.ID, "--", "sh", "-c", "id -u; touch ~/mine; stat -c %u ~/mine"); out != "1000\n1000" {
+			t.Errorf("as user: %q", out)
+		}
+	}
+	note := filepath.Join(u.home, "note")
+	if err := os.WriteFile(note, []byte("there and back"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	u.berm("cp", note, made.ID+":/tmp/note")
+	u.berm("cp", made.ID+":/tmp/note", filepath.Join(u.home, "back"))
+	if back, err := os.ReadFile(filepath.Join(u.home, "back")); err != nil || string(back) != "there and back" {
+		t.Errorf("%q, %v", back, err)
+	}
+	if freezer {
+		u.berm("pause", made.ID)
+		u.berm("resume", made.ID)
+	} else if _, stderr, err := u.try("pause", made.ID); err == nil || !strings.Contains(stderr, "freez") {
+		t.Errorf("pause: %v, %s", err, stderr)
+	}
+
+	// The server dies, and the next one requires limits.
+	u.end()
+	u.serve("--require-limits")
+	if out := u.berm("exec", made.ID, "--", "cat", "/tmp/kept"); out != "kept" {
+		t.Errorf("after the crash: %q", out)
+	}
+	if len(unlimited) > 0 {
+		u.refused("cannot be enforced", "create", "box")
+	}
+
+	// Nothing is left.
+	u.berm("kill", made.ID)
+	wait(t, func() string { return u.berm("ls", "--quiet") })
+	wait(t, func() string {
+		dirs, err := filepath.Glob(filepath.Join(u.home, ".local/share/berm/sandboxes/*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(dirs, " ")
+	})
+	u.end()
+	if left := before.Settle(nil, 5*time.Second); len(left) > 0 {
+		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
+	}
+	u.berm("template", "rm", "box")
+	if layers, err := filepath.Glob(filepath.Join(u.home, ".cache/berm/templates/layers/*")); err != nil || len(layers) > 0 {
+		t.Errorf("layers left: %v, %v", layers, err)
+	}
+}
+
+// wait returns when nothing is left.
+func wait(t *testing.T, left func() string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	for left() != "" {
+		if ctx.Err() != nil {
+			t.Fatalf("left: %s", left())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
