@@ -7,11 +7,13 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -36,25 +38,41 @@ const (
 	key         = "e2b_0123456789abcdef0123456789abcdef01234567"
 )
 
-// A user with subordinate ids, and one without.
+// A user with subordinate ids, one without, and one with control groups, as a session
+// of systemd's has them.
 func TestOrdinaryUser(t *testing.T) {
 	harness.Slow(t)
 	t.Run("SubordinateIDs", func(t *testing.T) {
 		if _, err := exec.LookPath("newuidmap"); err != nil {
 			t.Skip("newuidmap is not installed (package uidmap)")
 		}
-		use(t, fmt.Sprintf("laptop:%d:%d\n", subordinate, berm.IDsPerSandbox))
+		use(newUser(t, fmt.Sprintf("laptop:%d:%d\n", subordinate, berm.IDsPerSandbox)))
 	})
-	t.Run("SingleID", func(t *testing.T) { use(t, "") })
+	t.Run("SingleID", func(t *testing.T) { use(newUser(t, "")) })
+	t.Run("DelegatedGroups", func(t *testing.T) {
+		u := newUser(t, "")
+		u.delegate()
+		unlimited := use(u)
+		for _, limit := range []string{"memory", "cpu", "pids"} {
+			if why, missing := unlimited[limit]; missing && u.cgroups > 1 { // version 1
+				t.Errorf("limit %s: %s", limit, why)
+			}
+		}
+	})
 }
 
 // user is an ordinary user at work.
 type user struct {
 	t    *testing.T
 	home string
+	ids  string
 	url  string
-	cmd  *exec.Cmd
-	done chan struct{}
+	// unified is the user's group of version 2, into which processes are started, and
+	// cgroups counts the hierarchies with a group.
+	unified *os.File
+	cgroups int
+	cmd     *exec.Cmd
+	done    chan struct{}
 }
 
 func newUser(t *testing.T, ids string) *user {
@@ -101,7 +119,47 @@ func newUser(t *testing.T, ids string) *user {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &user{t: t, home: home}
+	return &user{t: t, home: home, ids: ids}
+}
+
+// delegate gives the user a control group in each hierarchy and starts all later
+// commands there.
+func (u *user) delegate() {
+	for _, own := range harness.Cgroups() {
+		if _, err := os.Stat(filepath.Join(own, "cpuset.cpus")); err == nil || strings.Contains(own, "/systemd") {
+			continue // groups of cpusets take no process before they have processors
+		}
+		dir := filepath.Join(own, "laptop")
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			u.t.Fatal(err)
+		}
+		u.t.Cleanup(func() {
+			_ = os.WriteFile(filepath.Join(own, "tasks"), []byte(fmt.Sprint(unix.Gettid())), 0)
+			for _, group := range []string{"berm-host", "berm", ""} {
+				_ = os.Remove(filepath.Join(dir, group))
+			}
+			if _, err := os.Stat(dir); err == nil {
+				u.t.Errorf("%s is left", dir)
+			}
+		})
+		for _, file := range []string{"", "cgroup.procs", "tasks", "cgroup.threads", "cgroup.subtree_control"} {
+			if err := os.Chown(filepath.Join(dir, file), userID, userID); err != nil && !os.IsNotExist(err) {
+				u.t.Fatal(err)
+			}
+		}
+		u.cgroups++
+		if _, err := os.Stat(filepath.Join(dir, "tasks")); err == nil { // version 1: threads, and what they start
+			if err := os.WriteFile(filepath.Join(dir, "tasks"), []byte(fmt.Sprint(unix.Gettid())), 0); err != nil {
+				u.t.Fatal(err)
+			}
+			continue
+		}
+		var err error
+		if u.unified, err = os.Open(dir); err != nil {
+			u.t.Fatal(err)
+		}
+		u.t.Cleanup(func() { _ = u.unified.Close() })
+	}
 }
 
 func (u *user) command(args ...string) *exec.Cmd {
@@ -109,6 +167,9 @@ func (u *user) command(args ...string) *exec.Cmd {
 	cmd.Dir = u.home
 	cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "HOME=" + u.home, "TMPDIR=" + u.home, "BERM_URL=" + u.url, "BERM_API_KEY=" + key, "BERM_BOOTSTRAP_KEY=" + key}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: userID, Gid: userID}}
+	if u.unified != nil {
+		cmd.SysProcAttr.UseCgroupFD, cmd.SysProcAttr.CgroupFD = true, int(u.unified.Fd())
+	}
 	return cmd
 }
 
@@ -233,16 +294,17 @@ func (u *user) image(single bool) string {
 // flags of `berm create` for limits that templates have by default.
 var flags = map[string][]string{"memory": {"--memory", "128MiB"}, "cpu": {"--cpus", "1"}, "pids": {"--pids", "100"}, "disk": {"--disk", "32MiB"}}
 
-func use(t *testing.T, ids string) {
-	u := newUser(t, ids)
+// use is the user's day. It returns which limits could not be had.
+func use(u *user) (unlimited map[string]string) {
+	t := u.t
 	before := harness.Look(nil)
-	single := ids == ""
+	single := u.ids == ""
 
 	var probes []berm.Probe
 	if err := json.Unmarshal([]byte(u.berm("doctor", "--json")), &probes); err != nil || len(probes) != 1 {
 		t.Fatal(probes, err)
 	}
-	unlimited := probes[0].Unlimited
+	unlimited = probes[0].Unlimited
 	freezer := false
 	for _, f := range probes[0].Features {
 		freezer = freezer || f.Found && f.Name == "control group freezer"
@@ -336,7 +398,7 @@ func use(t *testing.T, ids string) {
 	if out := u.berm("exec", made.ID, "--", "cat", "/tmp/kept"); out != "kept" {
 		t.Errorf("after the crash: %q", out)
 	}
-	if len(unlimited) > 0 {
+	if slices.ContainsFunc(slices.Collect(maps.Keys(flags)), func(limit string) bool { return unlimited[limit] != "" }) {
 		u.refused("cannot be enforced", "create", "box")
 	}
 
@@ -351,13 +413,17 @@ func use(t *testing.T, ids string) {
 		return strings.Join(dirs, " ")
 	})
 	u.end()
-	if left := before.Settle(nil, 5*time.Second); len(left) > 0 {
+	left := slices.DeleteFunc(before.Settle(nil, 5*time.Second), func(what string) bool {
+		return strings.HasSuffix(strings.TrimSpace(what), "/laptop/berm") // the parent of sandboxes' groups stays
+	})
+	if len(left) > 0 {
 		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 	}
 	u.berm("template", "rm", "box")
 	if layers, err := filepath.Glob(filepath.Join(u.home, ".cache/berm/templates/layers/*")); err != nil || len(layers) > 0 {
 		t.Errorf("layers left: %v, %v", layers, err)
 	}
+	return unlimited
 }
 
 // wait returns when nothing is left.
