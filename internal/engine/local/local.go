@@ -5,6 +5,7 @@ package local
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -72,6 +73,11 @@ func New(ctx context.Context, c Config) (*Engine, error) {
 		return nil, err
 	}
 	e.leased = leased
+	if slots := e.ids.Count / berm.IDsPerSandbox; slots > 0 {
+		// Servers of one machine begin at different places: a range that was let go rests
+		// before any of them uses it.
+		e.next = rand.Uint32N(slots)
+	}
 	if e.claims != nil {
 		for base := range leased {
 			// Monitors kept the claims of the sandboxes that live. A range of a dead one may be
