@@ -105,7 +105,7 @@ func TestLogHasNoEmptyFields(t *testing.T) {
 	if err := w.Kill(t.Context(), s.ID, tester); err != nil {
 		t.Fatal(err)
 	}
-	lines, err := w.Manager.Logs(t.Context(), s.ID, s.CreatedAt, false, 100)
+	lines, err := w.Logs(t.Context(), s.ID, s.CreatedAt, false, 100)
 	if err != nil || len(lines) == 0 {
 		t.Fatal(lines, err)
 	}
