@@ -49,8 +49,8 @@ func (b *bench) transfer(ctx context.Context) error {
 			return io.Copy(io.Discard, body)
 		}},
 		{"command output", func() (int64, error) {
-			_, err := sandbox.Run(ctx, harness.Command{Path: "/usr/bin/head", Args: []string{"-c", strconv.FormatInt(size, 10), "/dev/zero"}, Keep: 1})
-			return size, err
+			result, err := sandbox.Run(ctx, harness.Command{Path: "/usr/bin/head", Args: []string{"-c", strconv.FormatInt(size, 10), "/dev/zero"}, Keep: 1})
+			return result.Bytes, err
 		}},
 	} {
 		pids := append([]int{b.server.PID()}, agents...)
