@@ -376,6 +376,10 @@ func use(u *user) (unlimited map[string]string) {
 			t.Errorf("as user: %q", out)
 		}
 	}
+	var samples []struct{ MemUsed, MemTotal int64 }
+	if err := json.Unmarshal([]byte("["+strings.ReplaceAll(u.berm("metrics", "--json", made.ID), "\n", ",")+"]"), &samples); err != nil || len(samples) == 0 || samples[0].MemUsed < 1<<20 || samples[0].MemUsed > samples[0].MemTotal {
+		t.Errorf("metrics: %+v, %v", samples, err)
+	}
 	note := filepath.Join(u.home, "note")
 	if err := os.WriteFile(note, []byte("there and back"), 0o644); err != nil {
 		t.Fatal(err)

@@ -522,6 +522,9 @@ func (s *Sandbox) Usage() (berm.Usage, error) {
 	if err != nil {
 		return u, err
 	}
+	if u.MemoryUsed == 0 || u.PIDs == 0 || u.CPUTime == 0 {
+		measure(s.pid, &u)
+	}
 	if s.upper != nil {
 		var fs unix.Statfs_t
 		if err := unix.Fstatfs(int(s.upper.Fd()), &fs); err != nil {
