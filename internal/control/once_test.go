@@ -16,7 +16,7 @@ func named(key, body string) func(*CreateRequest) {
 func TestRequestCountsAfterARestart(t *testing.T) {
 	w := newWorld(t)
 	s := w.create(t, named("k", "b"))
-	w.Manager.Close()
+	w.Close()
 	w.start(t)
 	again := w.create(t, named("k", "b"))
 	if again.ID != s.ID || again.AccessToken != s.AccessToken {

@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -59,7 +60,7 @@ func main() {
 		}
 	}
 	if failed {
-		os.Exit(1)
+		fail(errors.New("not all could be measured"))
 	}
 }
 

@@ -52,6 +52,7 @@ func (s *Server) call(ctx context.Context, method, path string, in, out any) (ht
 	if err != nil {
 		return nil, err
 	}
+	defer response.Body.Close()
 	return response.Header, decode(response, out)
 }
 
@@ -143,6 +144,7 @@ func (sb *Sandbox) Write(ctx context.Context, user, path string, content io.Read
 	if err != nil {
 		return err
 	}
+	defer response.Body.Close()
 	return decode(response, nil)
 }
 

@@ -155,7 +155,7 @@ func (w *inotify) drop(rel string) {
 	for wd, d := range w.dirs {
 		if d.rel == rel || strings.HasPrefix(d.rel, rel+"/") {
 			delete(w.dirs, wd)
-			_ = raw.Control(func(fd uintptr) { unix.InotifyRmWatch(int(fd), uint32(wd)) })
+			_ = raw.Control(func(fd uintptr) { _, _ = unix.InotifyRmWatch(int(fd), uint32(wd)) })
 		}
 	}
 }

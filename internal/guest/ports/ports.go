@@ -115,7 +115,7 @@ func (p *Listener) handle(c net.Conn) {
 		target.Close()
 		return
 	}
-	c.SetDeadline(time.Time{})
+	_ = c.SetDeadline(time.Time{})
 	splice(c, target)
 }
 

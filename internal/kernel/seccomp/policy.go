@@ -12,8 +12,8 @@ const allow action = unix.SECCOMP_RET_ALLOW
 
 func fail(errno unix.Errno) action { return action(unix.SECCOMP_RET_ERRNO | uint32(errno)) }
 
-// pretend makes a call succeed that is not made.
-const pretend action = unix.SECCOMP_RET_ERRNO | 0
+// pretend makes a call succeed that is not made: an error without a number.
+const pretend action = unix.SECCOMP_RET_ERRNO
 
 // byArg looks at the low 32 bits of one argument. That is exact for every argument
 // looked at here: the kernel takes it as an int, an unsigned int or a umode_t and
