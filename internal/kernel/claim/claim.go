@@ -28,12 +28,14 @@ type File struct{ file *os.File }
 // Open makes a holder that has no claims yet. The file is for the own user alone:
 // whoever could open it could keep every range from being used.
 func Open(path string) (*File, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, berm.Errorf(berm.Internal, "claims of host ids: %w", err)
+	err := os.MkdirAll(filepath.Dir(path), 0o700)
+	var file *os.File
+	if err == nil {
+		file, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	}
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "claims of host ids: %w", err)
+		return nil, berm.Errorf(berm.Internal, "keep host ids apart from other servers': %w", err).
+			WithHint("%s must be writable, and in a container the host's, should other servers run there", filepath.Dir(path))
 	}
 	return &File{file}, nil
 }

@@ -59,6 +59,16 @@ func TestRangesHaveOneServer(t *testing.T) {
 	}
 }
 
+func TestNowhereToClaim(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(filepath.Join(file, "ids")); err == nil || berm.HintOf(err) == "" {
+		t.Errorf("%v, hint %q", err, berm.HintOf(err))
+	}
+}
+
 // A process that is killed leaves no claim behind.
 func TestClaimsEndWithTheirHolder(t *testing.T) {
 	r := berm.IDRange{Base: 70000, Count: berm.IDsPerSandbox}
