@@ -162,10 +162,11 @@ func TestLifecycle(t *testing.T) {
 	if got := w.audit.types(s.ID); got != told {
 		t.Errorf("records %s", got)
 	}
-	lines, err := w.Logs(ctx, s.ID, time.Time{}, false, 100)
-	if err != nil || len(lines) != 4 {
-		t.Errorf("log lines: %v, %v", lines, err)
-	}
+	// The first line is written beside the answer to the create.
+	eventually(t, "four log lines", func() bool {
+		lines, err := w.Logs(ctx, s.ID, time.Time{}, false, 100)
+		return err == nil && len(lines) == 4
+	})
 }
 
 func TestConnectOnlyExtends(t *testing.T) {
