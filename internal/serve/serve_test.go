@@ -29,9 +29,7 @@ import (
 type driver struct{ *enginetest.Engine }
 
 func (driver) Level() berm.Level { return berm.Namespace }
-func (driver) Probe(context.Context) berm.Probe {
-	return berm.Probe{Level: berm.Namespace, Usable: true}
-}
+func (d driver) Probe(ctx context.Context) berm.Probe { return d.Engine.Probe(ctx)[0] }
 
 // instance is a server that runs.
 type instance struct {
