@@ -28,7 +28,7 @@ import (
 // driver is a driver over an engine in memory that outlives servers.
 type driver struct{ *enginetest.Engine }
 
-func (driver) Level() berm.Level { return berm.Namespace }
+func (driver) Level() berm.Level                      { return berm.Namespace }
 func (d driver) Probe(ctx context.Context) berm.Probe { return d.Engine.Probe(ctx)[0] }
 
 // instance is a server that runs.
