@@ -1,6 +1,6 @@
-// Command berm-monitor keeps one sandbox. `berm` starts it in the sandbox's
-// directory, with the connection to talk over as standard input; it takes no
-// arguments.
+// Command berm-monitor keeps one sandbox. `berm` starts it with the connection to talk
+// over as standard input; it takes no arguments. It may wait for long until it is told
+// which sandbox.
 package main
 
 import (
@@ -49,26 +49,24 @@ func run() error {
 	for _, fd := range []int{launch.FDInit, launch.FDAgent} {
 		syscall.CloseOnExec(fd)
 	}
-	// Held as long as this process lives: it tells whoever cleans up whether it does.
-	dir, err := os.Open(".")
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	if err := syscall.Flock(int(dir.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return fmt.Errorf("another monitor keeps this sandbox: %w", err)
-	}
 	c, err := monitor.Accept(conn, "")
 	if err != nil {
 		return err
 	}
+	var spare launch.Spare
 	var order launch.Order
-	if err := c.Create(&order); err != nil {
+	if err := c.Create(spare.Make, &order); err != nil {
 		return err
 	}
 	monitor.Trace("order read")
+	dir, err := launch.Enter(order.Directory)
+	if err != nil {
+		_ = c.Created(err)
+		return err
+	}
+	defer dir.Close()
 	return monitor.Keep(c, func(ctx context.Context) (*monitor.Life, error) {
-		s, err := launch.Start(ctx, order)
+		s, err := launch.Start(ctx, order, &spare)
 		if err != nil {
 			return nil, err
 		}

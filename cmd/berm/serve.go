@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/serve"
@@ -21,6 +22,7 @@ import (
 func newServeCommand() *cobra.Command {
 	c := serve.Config{IDs: local.DefaultIDs}
 	var templates, devDomain, logFormat, config, level string
+	var spares uint8
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server",
@@ -54,6 +56,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringVar(&devDomain, "dev-domain", "", "as --domain, with a certificate made for it by an authority of its own")
 	flags.Uint32Var(&c.IDs.Base, "id-base", local.DefaultIDs.Base, "first host user id that sandboxes may be given, as root")
 	flags.Uint32Var(&c.IDs.Count, "id-count", local.DefaultIDs.Count, "number of host user ids that sandboxes may be given, as root")
+	flags.Uint8Var(&spares, "spares", 2, "monitors that wait in advance, each with an empty disk, for sandboxes of a size that was asked for twice; 0 starts them when they are needed")
 	flags.StringVar(&logFormat, "log-format", "text", "format of the log on stderr: text or json")
 	flags.StringVar(&config, "config", "", "configuration file (default: berm/config.yaml below the configuration directory of the user)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -104,7 +107,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			return err
 		}
 		c.Templates = newTemplates(cmd.Context(), images, c.Log)
-		c.Drivers = func() ([]berm.Driver, error) { return drivers(data, claims) }
+		c.Drivers = func() ([]berm.Driver, error) {
+			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares)})
+		}
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {
 			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})
 		}

@@ -134,14 +134,20 @@ func (c *Client) call(ctx context.Context, r request) (reply, error) {
 	}
 }
 
+// Prepare has a monitor that was just started make what a later Create will need, in
+// the form that its level defines.
+func (c *Client) Prepare(ctx context.Context, order any) error { return c.order(ctx, OpPrepare, order) }
+
 // Create tells a monitor that was just started what to make, in the form that its
 // level defines.
-func (c *Client) Create(ctx context.Context, order any) error {
+func (c *Client) Create(ctx context.Context, order any) error { return c.order(ctx, OpCreate, order) }
+
+func (c *Client) order(ctx context.Context, op Op, order any) error {
 	raw, err := json.Marshal(order)
 	if err != nil {
 		return err
 	}
-	_, err = c.call(ctx, request{Op: OpCreate, Create: raw})
+	_, err = c.call(ctx, request{Op: op, Create: raw})
 	return err
 }
 

@@ -242,3 +242,49 @@ func TestErrorsKeepHints(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A monitor may be told to prepare before it is told what to create; each answer goes to
+// its own question.
+func TestPrepare(t *testing.T) {
+	for _, fails := range []bool{false, true} {
+		ours, theirs := net.Pipe()
+		served := make(chan error, 1)
+		go func() {
+			served <- func() error {
+				c, err := Accept(theirs, "")
+				if err != nil {
+					return err
+				}
+				prepared, order := "", ""
+				prepare := func(raw json.RawMessage) error {
+					if fails {
+						return berm.Errorf(berm.Exhausted, "no disk")
+					}
+					return json.Unmarshal(raw, &prepared)
+				}
+				if err := c.Create(prepare, &order); err != nil {
+					return err
+				}
+				if order != "box" || !fails && prepared != "disk" {
+					t.Errorf("told %q and %q", prepared, order)
+				}
+				return c.Created(berm.Errorf(berm.Denied, "not today"))
+			}()
+		}()
+		client, err := NewClient(t.Context(), ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = client.Prepare(t.Context(), "disk")
+		if fails && berm.KindOf(err) != berm.Exhausted || !fails && err != nil {
+			t.Errorf("prepare: %v", err)
+		}
+		if err := client.Create(t.Context(), "box"); berm.KindOf(err) != berm.Denied {
+			t.Errorf("create: %v", err)
+		}
+		if err := <-served; err != nil {
+			t.Error(err)
+		}
+		_ = client.Close()
+	}
+}

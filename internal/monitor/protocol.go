@@ -40,8 +40,9 @@ type Op string
 
 // The operations.
 const (
-	OpCreate   Op = "create" // once, on the connection that the monitor was started with
-	OpCommit   Op = "commit" // there too: the sandbox lives on without the connection
+	OpPrepare  Op = "prepare" // before create, at most once: what can be made without knowing the sandbox
+	OpCreate   Op = "create"  // once, on the connection that the monitor was started with
+	OpCommit   Op = "commit"  // there too: the sandbox lives on without the connection
 	OpPause    Op = "pause"
 	OpResume   Op = "resume"
 	OpDeadline Op = "deadline"
@@ -58,7 +59,7 @@ type request struct {
 	Op       Op              `json:"op"`
 	Deadline time.Time       `json:"deadline,omitzero"`
 	Reason   berm.Reason     `json:"reason,omitempty"`
-	Create   json.RawMessage `json:"create,omitempty"` // what the level needs
+	Create   json.RawMessage `json:"create,omitempty"` // of prepare and create: what the level needs
 }
 
 // reply is one line from the monitor.

@@ -59,6 +59,7 @@ type Conn struct {
 	lines *bufio.Scanner
 	mu    sync.Mutex
 	conn  net.Conn
+	made  uint64 // number of the create request
 }
 
 // Accept shakes hands on a new connection.
@@ -108,24 +109,39 @@ func (c *Conn) write(v any) error {
 }
 
 // Create reads the first request of the connection that the monitor was started
-// with: what to create. Answer it with Created.
-func (c *Conn) Create(v any) error {
+// with: what to create. Answer it with Created. A request to prepare, which may come
+// before, is carried out by prepare.
+func (c *Conn) Create(prepare func(order json.RawMessage) error, v any) error {
 	var r request
 	if err := c.read(&r); err != nil {
 		return err
 	}
-	if r.Op != OpCreate {
-		return berm.Errorf(berm.Invalid, "the first request is %q", r.Op)
+	if r.Op == OpPrepare {
+		answer := reply{N: r.N}
+		if err := prepare(r.Create); err != nil {
+			answer.Error = failed(err)
+		}
+		if err := c.write(answer); err != nil {
+			return err
+		}
+		r = request{}
+		if err := c.read(&r); err != nil {
+			return err
+		}
 	}
+	if r.Op != OpCreate {
+		return berm.Errorf(berm.Invalid, "%q before create", r.Op)
+	}
+	c.made = r.N
 	return json.Unmarshal(r.Create, v)
 }
 
 // Created answers the create request; a nil error means that the sandbox runs.
 func (c *Conn) Created(err error) error {
 	if err != nil {
-		return c.write(reply{Error: failed(err)})
+		return c.write(reply{N: c.made, Error: failed(err)})
 	}
-	return c.write(reply{})
+	return c.write(reply{N: c.made})
 }
 
 // Committed reads the request that lets the sandbox live on without its creator.

@@ -82,7 +82,7 @@ func measure(ctx context.Context, name string, run func(*bench, context.Context)
 		return err
 	}
 	defer os.RemoveAll(data)
-	server, err := harness.Start(ctx, data, "--max-sandboxes", "500")
+	server, err := harness.Start(ctx, data, "--max-sandboxes", "500", "--spares", "2")
 	if err != nil {
 		return err
 	}

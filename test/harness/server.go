@@ -78,7 +78,10 @@ func (s *Server) Restart(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	s.cmd = exec.Command(binary, append([]string{"serve", "--listen", s.listen, "--data", s.Data}, s.args...)...)
+	s.cmd = exec.Command(binary, append([]string{
+		"serve", "--listen", s.listen, "--data", s.Data,
+		"--spares", "0", // they come and go by themselves, which looks like a leak
+	}, s.args...)...)
 	s.cmd.Env = append(os.Environ(), "BERM_BOOTSTRAP_KEY="+s.Key)
 	s.log = &tail{max: 64 << 10}
 	s.cmd.Stdout, s.cmd.Stderr = s.log, s.log

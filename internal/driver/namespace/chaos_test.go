@@ -13,20 +13,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/driver/drivertest"
-	"github.com/berm-sandbox/berm/internal/leak"
 )
 
 // TestRandomKills kills monitors and inits at random moments of creation and life:
 // after Remove nothing is left.
 func TestRandomKills(t *testing.T) {
+	t.Run("monitors started when needed", func(t *testing.T) { randomKills(t, 0) })
+	t.Run("monitors started in advance", func(t *testing.T) { randomKills(t, 2) })
+}
+
+func randomKills(t *testing.T, spares int) {
 	rounds := 10
 	if os.Getenv("BERM_TEST_ALL") != "" {
 		rounds = 150
 	}
-	h := harness(t, drivertest.Root(t, t.TempDir(), os.Geteuid()))
-	d := h.Driver.(*Driver)
-	leak.Check(t, h.Scope)
+	h, d := sparing(t, spares)
 	lost := 0
 	for range rounds {
 		spec := h.Spec()

@@ -49,6 +49,10 @@ type Config struct {
 	// Claims is the file in which monitors claim the ids that root's sandboxes lease; ""
 	// is none. See package claim.
 	Claims string
+	// Spares is how many monitors wait in advance, with an empty disk mounted, for each of
+	// the sizes of disks asked for last: a creation that finds one does not wait for these
+	// steps. They end with this process. 0 is none.
+	Spares int
 }
 
 // Driver makes sandboxes of the namespace level. It is a berm.Driver.
@@ -61,6 +65,7 @@ type Driver struct {
 	guest   *os.File
 
 	images sync.Mutex // held while an image is formatted
+	spares spares
 }
 
 var _ berm.Driver = (*Driver)(nil)
@@ -68,7 +73,11 @@ var _ berm.Driver = (*Driver)(nil)
 // New unpacks the helpers and returns a driver. Kinds: Unsupported (no helpers in this
 // build), Internal.
 func New(config Config) (_ *Driver, err error) {
+	if config.Data, err = filepath.Abs(config.Data); err != nil {
+		return nil, berm.Errorf(berm.Internal, "find the data directory: %w", err)
+	}
 	d := &Driver{config: config, host: newHost()}
+	d.spares.start(config.Spares, d.spare)
 	if d.groups, err = cgroup.New(cgroup.Config{Parent: config.CgroupParent}); err != nil {
 		return nil, err
 	}
@@ -76,6 +85,9 @@ func New(config Config) (_ *Driver, err error) {
 		if err := os.MkdirAll(filepath.Join(config.Data, dir), 0o700); err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the data directory: %w", err)
 		}
+	}
+	if err := d.sweep(); err != nil {
+		return nil, err
 	}
 	cu := cleanup.Make(func() { _ = d.Close() })
 	defer cu.Clean()
@@ -92,8 +104,26 @@ func New(config Config) (_ *Driver, err error) {
 	return d, nil
 }
 
-// Close lets go of the helpers. Sandboxes live on.
+// sweep removes what an earlier process left in the middle of making an image.
+func (d *Driver) sweep() error {
+	for _, pattern := range []string{"content-*", "*.new"} {
+		left, err := filepath.Glob(filepath.Join(d.config.Data, "images", pattern))
+		if err != nil {
+			return berm.Errorf(berm.Internal, "look for unfinished images: %w", err)
+		}
+		for _, path := range left {
+			if err := os.RemoveAll(path); err != nil {
+				return berm.Errorf(berm.Internal, "remove an unfinished image: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// Close lets go of the helpers and of the monitors that have no sandbox yet. Sandboxes
+// live on.
 func (d *Driver) Close() error {
+	d.spares.close()
 	for _, f := range []*os.File{d.init, d.guest} {
 		if f != nil {
 			f.Close()
@@ -290,10 +320,13 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		return nil, err
 	}
 	s := &sandbox{driver: d, id: spec.ID}
-	if err := s.spawn(ctx, dir); err != nil {
-		return nil, err
+	if s.keeper = d.spares.take(order.Upper); s.keeper == nil {
+		if s.keeper, err = d.spawn(ctx); err != nil {
+			return nil, err
+		}
 	}
 	cu.Add(s.abandon)
+	defer d.spares.fill()
 	monitor.Trace("monitor answers")
 	if err := failpoint.Hit("driver.spawn"); err != nil {
 		return nil, err
@@ -339,7 +372,7 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 		return launch.Order{}, berm.Errorf(berm.Internal, "policy: %w", err)
 	}
 	order := launch.Order{
-		ID: spec.ID, Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
+		ID: spec.ID, Directory: d.path(spec.ID), Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
 		Plan: plan.Encode(set.steps), Policy: policy, IDs: d.host.ids(spec), CgroupParent: d.config.CgroupParent,
 	}
 	if d.host.kind == launch.Leased {
@@ -432,7 +465,7 @@ func (d *Driver) Open(ctx context.Context, id berm.SandboxID) (berm.Sandbox, err
 		_ = client.Close()
 		return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s says that it keeps %q", id, client.ID())
 	}
-	return &sandbox{driver: d, id: id, client: client, pid: pid}, nil
+	return &sandbox{driver: d, id: id, keeper: &keeper{client: client, pid: pid}}, nil
 }
 
 // List names the sandboxes that have a directory: it is the first thing that is made

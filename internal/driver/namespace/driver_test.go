@@ -140,6 +140,13 @@ func harness(t *testing.T, root string) drivertest.Harness {
 	return h
 }
 
+func testRoot(t *testing.T) string {
+	if root := os.Getenv(rootVariable); root != "" {
+		return root
+	}
+	return drivertest.Root(t, t.TempDir(), os.Geteuid())
+}
+
 // monitorOf finds a sandbox's monitor by its working directory.
 func monitorOf(t *testing.T, id berm.SandboxID) int {
 	t.Helper()

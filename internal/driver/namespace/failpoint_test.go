@@ -15,7 +15,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/leak"
 )
 
-var monitorPoints = []string{"launch.cgroup", "launch.spawn", "launch.mounts", "launch.ready", "monitor.listen"}
+var monitorPoints = []string{"launch.enter", "launch.cgroup", "launch.spawn", "launch.mounts", "launch.ready", "monitor.listen"}
 var driverPoints = []string{"driver.directory", "driver.spawn", "driver.create", "driver.health"}
 
 // creatorVariable makes this program create one sandbox and die at its failpoint.
@@ -60,11 +60,22 @@ func failingMonitor(t *testing.T) string {
 	return builtMonitor
 }
 
-func testRoot(t *testing.T) string {
-	if root := os.Getenv(rootVariable); root != "" {
-		return root
+// TestSparesFail breaks the monitors that are started in advance: creations do without.
+func TestSparesFail(t *testing.T) {
+	for _, action := range []string{"error", "crash"} {
+		t.Run(action, func(t *testing.T) {
+			t.Setenv("BERM_FAILPOINTS", "launch.prepare="+action)
+			h, d := sparing(t, 1)
+			d.monitor = failingMonitor(t)
+			for range 4 {
+				live(t, h, h.Spec())
+				d.spares.work.Wait()
+			}
+			if n := len(d.spares.shelves[0].waiting); n != 0 {
+				t.Errorf("%d spares", n)
+			}
+		})
 	}
-	return drivertest.Root(t, t.TempDir(), os.Geteuid())
 }
 
 // TestMonitorFails breaks the monitor between every two steps: the creation fails and

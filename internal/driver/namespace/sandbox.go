@@ -7,8 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"net"
-	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"time"
@@ -26,9 +24,7 @@ const killLimit = 2 * time.Second
 type sandbox struct {
 	driver *Driver
 	id     berm.SandboxID
-	client *monitor.Client
-	pid    int             // of the monitor
-	ended  <-chan struct{} // closed when the monitor was reaped; nil when it is not our child
+	*keeper
 
 	mu   sync.Mutex // held while it is being killed
 	exit *berm.Exit // set once killed
@@ -38,78 +34,13 @@ var _ berm.Sandbox = (*sandbox)(nil)
 
 func (s *sandbox) ID() berm.SandboxID { return s.id }
 
-// spawn starts the monitor in a session of its own, so that it outlives this process.
-func (s *sandbox) spawn(ctx context.Context, dir string) error {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return berm.Errorf(berm.Internal, "socket pair: %w", err)
-	}
-	theirs := os.NewFile(uintptr(pair[1]), "monitor")
-	defer theirs.Close()
-	ours := os.NewFile(uintptr(pair[0]), "monitor")
-	conn, err := net.FileConn(ours)
-	ours.Close()
-	if err != nil {
-		return berm.Errorf(berm.Internal, "socket pair: %w", err)
-	}
-	cmd := exec.Command(s.driver.monitor)
-	cmd.Args = []string{"berm-monitor", string(s.id)}
-	cmd.Dir, cmd.Env = dir, environment()
-	cmd.Stdin = theirs
-	cmd.ExtraFiles = []*os.File{s.driver.init, s.driver.guest}
-	cmd.SysProcAttr = session
-	if os.Getenv("BERM_TRACE") != "" {
-		cmd.Stderr = os.Stderr
-	}
-	if err := cmd.Start(); err != nil {
-		conn.Close()
-		return berm.Errorf(berm.Internal, "start the monitor: %w", err)
-	}
-	monitor.Trace("monitor started")
-	ended := make(chan struct{})
-	go func() {
-		_ = cmd.Wait()
-		close(ended)
-	}()
-	s.pid, s.ended = cmd.Process.Pid, ended
-	if s.client, err = monitor.NewClient(ctx, conn); err != nil {
-		s.abandon()
-		return err
-	}
-	return nil
-}
-
 // abandon ends a sandbox that was not committed, and returns when nothing but its
 // directory is left.
 func (s *sandbox) abandon() {
-	if s.client != nil {
-		_ = s.client.Close()
-	}
-	select {
-	case <-s.ended:
-	case <-time.After(killLimit):
-	}
+	s.keeper.dismiss()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*killLimit)
 	defer cancel()
-	s.endMonitor()
 	_, _ = s.driver.remove(ctx, s.id)
-}
-
-// endMonitor makes sure that the monitor is gone. The kernel ends the sandbox with it.
-func (s *sandbox) endMonitor() {
-	if s.ended == nil {
-		return // Driver.remove finds it by the lock on the directory
-	}
-	select {
-	case <-s.ended:
-		return
-	default:
-	}
-	_ = unix.Kill(s.pid, unix.SIGKILL) // ours, and not reaped: the id is still its own
-	select {
-	case <-s.ended:
-	case <-time.After(killLimit): // Driver.remove reports it
-	}
 }
 
 // health asks the guest agent once whether it serves: it said so already.
@@ -229,7 +160,7 @@ func (s *sandbox) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, erro
 	// What follows finishes also when the caller loses patience: nothing may be left.
 	ctx, cancel = context.WithTimeout(context.WithoutCancel(ctx), 2*killLimit)
 	defer cancel()
-	s.endMonitor()
+	s.end()
 	monitor.Trace("monitor reaped")
 	recorded, err2 := s.driver.remove(ctx, s.id)
 	monitor.Trace("removed")

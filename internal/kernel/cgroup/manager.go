@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -182,13 +181,23 @@ func (m *Manager) mkdirAll(dir string) error {
 	return err
 }
 
-var idShape = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
+// isName says whether id is 1 to 64 of a-z, 0-9 and "-", which it does not begin with. A
+// regular expression would be compiled at each start of a monitor.
+func isName(id string) bool {
+	for i := range len(id) {
+		c := id[i]
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && (c != '-' || i == 0) {
+			return false
+		}
+	}
+	return len(id) > 0 && len(id) <= 64
+}
 
 // Create makes the group of a sandbox with its limits in force. Limits.Disk is not
 // looked at. Bytes per second need the disks that they count on. Kinds:
 // AlreadyExists, Unsupported (a limit whose controller is missing), Invalid.
 func (m *Manager) Create(id string, limits berm.Limits, disks ...Disk) (*Group, error) {
-	if !idShape.MatchString(id) {
+	if !isName(id) {
 		return nil, berm.Errorf(berm.Invalid, "cgroup name %q", id)
 	}
 	if err := m.prepare(); err != nil {
@@ -270,7 +279,7 @@ func (m *Manager) Try(ctx context.Context) error {
 
 // Open finds the group of a sandbox again. NotFound when nothing of it is left.
 func (m *Manager) Open(id string) (*Group, error) {
-	if !idShape.MatchString(id) {
+	if !isName(id) {
 		return nil, berm.Errorf(berm.NotFound, "no cgroup %q", id)
 	}
 	g := &Group{id: id, manager: m}

@@ -27,6 +27,10 @@ func copyImage(image string) (*os.File, error) {
 	return to, nil
 }
 
+// Unnamed is the pattern of the names that files without a name have for a moment, where
+// the file system knows no such files.
+const Unnamed = "upper-*.new"
+
 // nameless opens a new file without a name.
 func nameless() (*os.File, error) {
 	fd, err := unix.Open(".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
@@ -34,7 +38,7 @@ func nameless() (*os.File, error) {
 		return os.NewFile(uintptr(fd), "upper"), nil
 	}
 	// Not every file system has O_TMPFILE.
-	f, err := os.OpenFile("upper.img", os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	f, err := os.CreateTemp(".", Unnamed)
 	if err != nil {
 		return nil, err
 	}

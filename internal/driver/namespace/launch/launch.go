@@ -49,10 +49,10 @@ type Sandbox struct {
 // creator's patience.
 const initUnready = 30 * time.Second
 
-// Start makes the sandbox of order in the current directory and returns when its
-// agent serves. It must be called on the thread that lives as long as the process:
+// Start makes the sandbox of order in the current directory, with what spare has of it,
+// and returns when its agent serves. It must be called on the thread that lives as long as the process:
 // init dies with it. When it fails nothing is left.
-func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
+func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err error) {
 	s := &Sandbox{order: order, init: FDInit, onAgent: func() {}}
 	cu := cleanup.Make(s.close)
 	defer cu.Clean()
@@ -67,7 +67,7 @@ func Start(ctx context.Context, order Order) (_ *Sandbox, err error) {
 		var fd *os.File
 		var err error
 		if order.IDs.Kind == Leased { // else init makes it or clones it
-			fd, err = order.Upper.open()
+			fd, err = spare.take(order.Upper)
 		}
 		upper <- mounted{fd, err}
 	}()

@@ -24,6 +24,7 @@ const (
 // be decided without making it: the monitor adds descriptors.
 type Order struct {
 	ID         berm.SandboxID  `json:"id"`
+	Directory  string          `json:"directory"` // of the sandbox, absolute; the monitor works in it
 	Limits     berm.Limits     `json:"limits"`
 	Deadline   time.Time       `json:"deadline,omitzero"`
 	OnDeadline berm.OnDeadline `json:"onDeadline"`

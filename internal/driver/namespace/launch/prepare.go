@@ -1,0 +1,65 @@
+package launch
+
+import (
+	"encoding/json"
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/failpoint"
+)
+
+// Spare is what a monitor makes before it knows its sandbox: the mount of a writable
+// layer. The kernel takes it back with the monitor.
+type Spare struct {
+	Upper Upper `json:"upper"`
+	root  *os.File
+}
+
+// Make carries out a request to prepare.
+func (s *Spare) Make(order json.RawMessage) (err error) {
+	if err = json.Unmarshal(order, s); err != nil {
+		return err
+	}
+	if s.Upper.Image != "" {
+		if s.root, err = s.Upper.open(); err != nil {
+			return err
+		}
+	}
+	return failpoint.Hit("launch.prepare")
+}
+
+// take returns the mount of a writable layer: the one that was made before if that is
+// of the same image, else a new one.
+func (s *Spare) take(u Upper) (*os.File, error) {
+	root := s.root
+	s.root = nil
+	if root != nil && s.Upper == u {
+		return root, nil
+	}
+	if root != nil {
+		root.Close()
+	}
+	return u.open()
+}
+
+// Enter makes a sandbox's directory the working directory and locks it. The lock is held
+// as long as the file that is returned: it tells whoever cleans up that a monitor lives.
+func Enter(directory string) (*os.File, error) {
+	if err := os.Chdir(directory); err != nil {
+		return nil, fault("enter the sandbox's directory", err)
+	}
+	dir, err := os.Open(".")
+	if err != nil {
+		return nil, fault("enter the sandbox's directory", err)
+	}
+	if err := unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		dir.Close()
+		return nil, fault("another monitor keeps this sandbox", err)
+	}
+	if err := failpoint.Hit("launch.enter"); err != nil {
+		dir.Close()
+		return nil, err
+	}
+	return dir, nil
+}
