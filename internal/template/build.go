@@ -13,10 +13,12 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
 )
 
 // Base is the name of the default template.
@@ -110,6 +112,16 @@ func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (berm.Templ
 	if err != nil {
 		return berm.Template{}, err
 	}
+	if !s.ids.shifted() {
+		claims, err := claim.Open(claim.Path)
+		if err != nil {
+			return berm.Template{}, err
+		}
+		defer func() { _ = claims.Close() }()
+		if err := claimBuilder(ctx, claims, p); err != nil {
+			return berm.Template{}, err
+		}
+	}
 	dir, err := s.buildDir(ctx)
 	if err != nil {
 		return berm.Template{}, err
@@ -150,6 +162,25 @@ func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (berm.Templ
 		return berm.Template{}, err
 	}
 	return s.put(ctx, made)
+}
+
+// claimBuilder waits until nobody else on this machine, be it a build in another store or
+// a sandbox, has the ids of the builder.
+func claimBuilder(ctx context.Context, claims *claim.File, p Progress) error {
+	for said := false; ; said = true {
+		mine, err := claims.Take(builderIDs)
+		if err != nil || mine {
+			return err
+		}
+		if !said {
+			p.say("waiting: another build on this machine uses host ids %d to %d", builderIDs.Base, builderIDs.Base+builderIDs.Count-1)
+		}
+		select {
+		case <-ctx.Done():
+			return berm.Errorf(berm.Unavailable, "another build on this machine did not end: %w", context.Cause(ctx))
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
 }
 
 // buildDir makes a directory that belongs to the ids of the builder, relative to
