@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -284,6 +286,21 @@ func TestDeepDataDirectory(t *testing.T) {
 	}
 	if _, err := s.Kill(t.Context(), berm.ReasonKilled); err != nil {
 		t.Error(err)
+	}
+}
+
+// A monitor that dies before it says anything is noticed at once.
+func TestSilentDeathOfTheMonitor(t *testing.T) {
+	h := harness(t, drivertest.Root(t, t.TempDir(), os.Geteuid()))
+	leak.Check(t, h.Scope)
+	h.Driver.(*Driver).monitor = "/bin/true"
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := h.Driver.Create(ctx, h.Spec()); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("create: %v", err)
+	}
+	if err := ctx.Err(); err != nil {
+		t.Error("the creation waited for a monitor that is dead")
 	}
 }
 

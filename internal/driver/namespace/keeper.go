@@ -29,11 +29,11 @@ func (d *Driver) spawn(ctx context.Context) (*keeper, error) {
 		return nil, berm.Errorf(berm.Internal, "socket pair: %w", err)
 	}
 	theirs := os.NewFile(uintptr(pair[1]), "monitor")
-	defer theirs.Close()
 	ours := os.NewFile(uintptr(pair[0]), "monitor")
 	conn, err := net.FileConn(ours)
 	ours.Close()
 	if err != nil {
+		theirs.Close()
 		return nil, berm.Errorf(berm.Internal, "socket pair: %w", err)
 	}
 	cmd := exec.Command(d.monitor)
@@ -45,7 +45,11 @@ func (d *Driver) spawn(ctx context.Context) (*keeper, error) {
 	if os.Getenv("BERM_TRACE") != "" {
 		cmd.Stderr = os.Stderr
 	}
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	// Now, not at the end: while it is open here, the death of a monitor that has not yet
+	// said anything would not end the connection.
+	theirs.Close()
+	if err != nil {
 		conn.Close()
 		return nil, berm.Errorf(berm.Internal, "start the monitor: %w", err)
 	}
