@@ -16,11 +16,12 @@ type Budget struct {
 	Bytes     int64 // of tar streams, decompressed
 	FileBytes int64 // of any single file
 	Entries   int64 // files, links and directories, those made for missing parents too
+	Memory    int64 // bytes of what is remembered of directories until a layer is whole
 	Ratio     int64 // decompressed to compressed, once a layer is past ratioFrom
 }
 
 // DefaultBudget holds the largest images in common use several times over.
-var DefaultBudget = Budget{Bytes: 32 << 30, FileBytes: 16 << 30, Entries: 500_000, Ratio: 200}
+var DefaultBudget = Budget{Bytes: 32 << 30, FileBytes: 16 << 30, Entries: 500_000, Memory: 256 << 20, Ratio: 200}
 
 // ratioFrom is how much a layer may decompress to before its ratio is judged: short
 // streams of zeros compress without bound.
@@ -34,6 +35,12 @@ const (
 	maxPath = 4095
 	maxName = 255
 )
+
+// maxXattr is the kernel's limit of an extended attribute's value.
+const maxXattr = 64 << 10
+
+// perName is about what a directory takes in memory beside its name and attributes.
+const perName = 256
 
 func tooLarge(what string, limit int64) error {
 	return berm.Errorf(berm.Invalid, "the image has more than %d %s", limit, what).

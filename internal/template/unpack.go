@@ -234,7 +234,7 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 		// A sandbox has a /dev of its own; a device node in a layer has no use, and
 		// one with number 0:0 would be a whiteout. A FIFO stops whoever reads it.
 		u.skipped = append(u.skipped, name)
-		return nil
+		return u.hold(len(name))
 	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse, tar.TypeDir, tar.TypeSymlink, tar.TypeLink: //nolint:staticcheck // TypeRegA is what old archives hold
 	default:
 		return invalid("type %q is unknown", h.Typeflag)
@@ -270,6 +270,15 @@ func (u *unpacker) count() error {
 	return nil
 }
 
+// hold takes from the budget what has to be remembered until the layer is whole:
+// directories with their attributes, and names of what was left out.
+func (u *unpacker) hold(bytes int) error {
+	if u.budget.Memory -= int64(bytes) + perName; u.budget.Memory < 0 {
+		return tooLarge("bytes of names and attributes of directories", DefaultBudget.Memory)
+	}
+	return nil
+}
+
 func (u *unpacker) headerMeta(h *tar.Header) (*meta, error) {
 	m := &meta{mode: uint32(h.Mode) & 0o7777, mtime: timespec(h.ModTime)}
 	var err error
@@ -278,6 +287,9 @@ func (u *unpacker) headerMeta(h *tar.Header) (*meta, error) {
 	}
 	for key, value := range h.PAXRecords {
 		if name, ok := strings.CutPrefix(key, "SCHILY.xattr."); ok && keepXattr(name) {
+			if len(value) > maxXattr {
+				return nil, invalid("the attribute %.100q has %d bytes; the kernel takes %d", name, len(value), maxXattr)
+			}
 			if m.xattrs == nil {
 				m.xattrs = map[string]string{}
 			}
@@ -382,7 +394,7 @@ func (u *unpacker) child(at *node, name string) (*node, int, *unix.Stat_t, error
 	}
 	n := &node{path: full, parent: at, lowers: lowers, children: map[string]*node{}}
 	at.children[name] = n
-	return n, 0, nil, nil
+	return n, 0, nil, u.hold(len(full))
 }
 
 // shineThrough says which of the given lower layers make up the file at path, and
@@ -458,6 +470,9 @@ func (u *unpacker) addDirectory(parent *node, name string, m *meta) (*node, erro
 	}
 	u.size += 4096
 	parent.children[name] = n
+	if err := u.hold(len(n.path)); err != nil {
+		return nil, err
+	}
 	if hides {
 		return n, u.markOpaque(n)
 	}
@@ -618,6 +633,11 @@ func (u *unpacker) mkdir(parent *node, name string, h *tar.Header) error {
 	m, err := u.headerMeta(h)
 	if err != nil {
 		return err
+	}
+	for name, value := range m.xattrs {
+		if err := u.hold(len(name) + len(value)); err != nil {
+			return err
+		}
 	}
 	n, _, _, err := u.child(parent, name)
 	if err != nil {
@@ -942,7 +962,7 @@ func userXattrs(fd int) (map[string]string, error) {
 		if !keepXattr(name) {
 			continue
 		}
-		value := make([]byte, 64<<10) // the kernel's limit
+		value := make([]byte, maxXattr)
 		n, err := unix.Fgetxattr(fd, name, value)
 		if err != nil {
 			return nil, err

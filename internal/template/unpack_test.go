@@ -351,7 +351,7 @@ func TestSetuidIsKept(t *testing.T) {
 }
 
 func TestBudget(t *testing.T) {
-	small := Budget{Bytes: 1 << 20, FileBytes: 1 << 18, Entries: 100, Ratio: 50}
+	small := Budget{Bytes: 1 << 20, FileBytes: 1 << 18, Entries: 100, Memory: 1 << 20, Ratio: 50}
 	many := make([]entry, 101)
 	for i := range many {
 		many[i] = file644(fmt.Sprint(i), "")
@@ -379,6 +379,41 @@ func TestBudget(t *testing.T) {
 }
 
 // A sparse file of eight exbibytes takes 1.5 KiB of archive.
+// An archive that unpacks to little must not take much memory either.
+func TestMemoryBudget(t *testing.T) {
+	budget := Budget{Bytes: 1 << 30, FileBytes: 1 << 20, Entries: 10_000, Memory: 1 << 20, Ratio: 1000}
+	long := strings.Repeat(strings.Repeat("n", 200)+"/", 15)
+	for name, make := range map[string]func(i int) entry{
+		"attributes of directories": func(i int) entry {
+			e := dir755(fmt.Sprint(i))
+			e.Format, e.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.k": strings.Repeat("x", 3000)}
+			return e
+		},
+		"names of directories": func(i int) entry { return dir755(long + fmt.Sprint(i)) },
+		"names of FIFOs": func(i int) entry {
+			return entry{&tar.Header{Typeflag: tar.TypeFifo, Name: long + fmt.Sprint(i), Format: tar.FormatPAX}, ""}
+		},
+	} {
+		var few, many []entry
+		for i := range 500 {
+			if many = append(many, make(i)); i < 10 {
+				few = many
+			}
+		}
+		if _, _, err := unpackTo(t, archive(t, few...), nil, budget); err != nil {
+			t.Errorf("10 %s: %v", name, err)
+		}
+		if _, _, err := unpackTo(t, archive(t, many...), nil, budget); berm.KindOf(err) != berm.Invalid {
+			t.Errorf("500 %s: %v", name, err)
+		}
+	}
+	e := dir755("d")
+	e.Format, e.PAXRecords = tar.FormatPAX, map[string]string{"SCHILY.xattr.user.k": strings.Repeat("x", maxXattr+1)}
+	if _, _, err := unpackTo(t, archive(t, e), nil, budget); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("an attribute that is too long: %v", err)
+	}
+}
+
 func TestSparseBomb(t *testing.T) {
 	for _, size := range []int64{1 << 40, 1<<63 - 1} {
 		dir, _, err := unpackTo(t, sparse(t, size), nil, DefaultBudget)
@@ -498,7 +533,7 @@ func FuzzUnpack(f *testing.F) {
 	f.Add(archive(f, link(tar.TypeSymlink, "l", "/"), file644("l/l/x", "x")), archive(f, link(tar.TypeLink, "m", "l"), file644("../x", "")))
 	f.Add([]byte{0x1f, 0x8b}, []byte{0x28, 0xb5, 0x2f, 0xfd})
 	f.Fuzz(func(t *testing.T, first, second []byte) {
-		budget := Budget{Bytes: 1 << 20, FileBytes: 1 << 18, Entries: 200, Ratio: 50}
+		budget := Budget{Bytes: 1 << 20, FileBytes: 1 << 18, Entries: 200, Memory: 1 << 20, Ratio: 50}
 		outside := t.TempDir()
 		below := []string{}
 		for _, data := range [][]byte{first, second} {
