@@ -34,6 +34,7 @@ type Log struct {
 	seq     uint64
 	prev    string
 	err     error // first failure: from then on nothing is taken
+	lost    int   // records for which there was no space since the last one
 	unsaved bool
 
 	stop    chan struct{}
@@ -121,25 +122,46 @@ func chain(line []byte) string {
 }
 
 // Emit appends a record. It has been written when Emit returns, and is forced to
-// disk within syncEvery. After a failure every later Emit fails too: the chain
-// cannot go on over a hole.
+// disk within syncEvery. A record for which there is no space is lost; the next one
+// that is taken comes after a gap record. After any other failure every later Emit fails
+// too: the chain cannot go on over a hole.
 func (l *Log) Emit(r Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
 		return l.err
 	}
+	if l.lost > 0 {
+		gap := Record{
+			Actor: Actor{Type: "system"}, Type: Gap, Src: "audit", Trust: TrustHost, Outcome: OK,
+			Reason: "there was no space for them", Data: map[string]any{"source": "log", "count": l.lost},
+		}
+		if err := l.append(gap); err != nil {
+			return err
+		}
+		l.lost = 0
+	}
+	return l.append(r)
+}
+
+// append is Emit of one line. The caller holds the lock.
+func (l *Log) append(r Record) error {
 	r.V, r.Seq, r.Time, r.Host, r.Prev = Version, l.seq+1, time.Now().UTC(), l.host, l.prev
 	line, err := encode(r)
 	if err != nil {
 		return berm.Errorf(berm.Internal, "audit record: %w", err)
 	}
 	if n, err := l.file.Write(append(line, '\n')); err != nil {
+		var back error
 		if n > 0 { // the next line must not be glued to half a line
-			err = errors.Join(err, l.file.Truncate(l.size))
+			back = l.file.Truncate(l.size)
 		}
-		l.err = berm.Errorf(berm.Unavailable, "audit log cannot be written: %w", err).
-			WithHint("control actions are refused until the server is started again with a log that can be written")
+		failure := berm.Errorf(berm.Unavailable, "audit log cannot be written: %w", errors.Join(err, back))
+		if back == nil && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) {
+			l.lost++
+			return failure.WithHint("control actions are refused until there is space on the disk of the data directory")
+		}
+		l.err = failure.WithHint("control actions are refused until the server is started again with a log that can be written")
 		return l.err
 	}
 	l.size += int64(len(line)) + 1

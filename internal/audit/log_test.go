@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -135,6 +137,52 @@ func TestLogStaysClosedAfterFailure(t *testing.T) {
 		}
 	}
 	l.Close()
+}
+
+// A disk that was full for a while costs the records of that while, which is told.
+func TestLogGoesOnWhenThereIsSpaceAgain(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	l := open(t, path)
+	full, err := os.OpenFile("/dev/full", os.O_WRONLY, 0)
+	if err != nil {
+		t.Skip("no /dev/full: ", err)
+	}
+	defer full.Close()
+	if err := l.Emit(Record{Type: APICall}); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(3 * syncEvery) // the file is in nobody's hands now
+	l.mu.Lock()
+	file := l.file
+	l.file = full
+	l.mu.Unlock()
+	for range 3 {
+		if err := l.Emit(Record{Type: SandboxCreate}); berm.KindOf(err) != berm.Unavailable {
+			t.Errorf("Emit without space: %v", err)
+		}
+	}
+	l.mu.Lock()
+	l.file = file
+	l.mu.Unlock()
+	for range 2 {
+		if err := l.Emit(Record{Type: APICall}); err != nil {
+			t.Errorf("Emit with space again: %v", err)
+		}
+	}
+	if err := l.Close(); err != nil {
+		t.Error(err)
+	}
+	var types []Type
+	records := verify(t, path)
+	for _, r := range records {
+		types = append(types, r.Type)
+	}
+	if !slices.Equal(types, []Type{APICall, Gap, APICall, APICall}) {
+		t.Fatalf("%v", types)
+	}
+	if count := records[1].Data.(map[string]any)["count"]; count != 3.0 {
+		t.Errorf("the gap tells of %v records", count)
+	}
 }
 
 func BenchmarkEmit(b *testing.B) {
