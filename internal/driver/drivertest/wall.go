@@ -92,6 +92,11 @@ var wallCases = []testCase{
 			t.Errorf("%s descriptors are open", out)
 		}
 	}},
+	{name: "SignalsDoNotEndInit", needs: []Feature{Exec, Kernel}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		sh(t, s, "for n in $(seq 1 64); do kill -$n 1; done; sleep 0.3")
+		sh(t, s, "true")
+	}},
 	{name: "NoNetwork", needs: []Feature{Exec, Kernel}, run: func(t *testing.T, h Harness) {
 		s := create(t, h)
 		if out := sh(t, s, "ls /proc/sys/net/ipv4/conf"); out != "all\ndefault\nlo" {

@@ -144,8 +144,22 @@ func setUp(encoded []byte, fds []int) {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
+// forgetHandlers takes the handlers of the Go runtime away. The kernel keeps signals from
+// inside from the first process of a pid namespace unless it has a handler for them: with
+// the runtime's, which end the process, `kill 1` would end the sandbox. A real fault ends
+// it all the same.
+func forgetHandlers() {
+	var standard [4]uint64 // struct sigaction of the kernel: no handler, flags nor mask
+	for sig := uintptr(1); sig <= 64; sig++ {
+		if sig != uintptr(unix.SIGURG) { // with which the runtime preempts its own
+			_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
+		}
+	}
+}
+
 // serve starts the agent, starts it again whenever it ends, and reaps.
 func serve(fds []int) {
+	forgetHandlers()
 	// The parent death signal ends init with its monitor; the end of the socket
 	// does too, should the kernel have cleared the signal.
 	go func() {
