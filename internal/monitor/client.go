@@ -189,8 +189,12 @@ func (c *Client) Usage(ctx context.Context) (berm.Usage, error) {
 
 // Policy is the whole effective policy.
 func (c *Client) Policy(ctx context.Context) (berm.Policy, error) {
+	var p berm.Policy
 	r, err := c.call(ctx, request{Op: OpPolicy})
-	return value(r.Policy, err)
+	if err == nil && json.Unmarshal(r.Policy, &p) != nil {
+		err = berm.Errorf(berm.Internal, "the monitor sent no policy")
+	}
+	return p, err
 }
 
 // Kill ends the sandbox and returns when it is gone.

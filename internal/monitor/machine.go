@@ -1,6 +1,7 @@
 package monitor
 
 import (
+	"encoding/json"
 	"sync"
 	"time"
 
@@ -13,7 +14,8 @@ type Wall interface {
 	Freeze() error
 	Thaw() error
 	Usage() (berm.Usage, error)
-	Policy() berm.Policy
+	// Policy is a berm.Policy as JSON: the monitor passes on what it was given.
+	Policy() json.RawMessage
 	// Kill begins the end of every process. It does not wait, and works on frozen
 	// processes too.
 	Kill()

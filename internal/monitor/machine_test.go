@@ -28,7 +28,7 @@ func (w *wall) Freeze() error {
 }
 func (w *wall) Thaw() error                { return nil }
 func (w *wall) Usage() (berm.Usage, error) { return berm.Usage{PIDs: 7}, nil }
-func (w *wall) Policy() berm.Policy        { return berm.Policy{Network: "none"} }
+func (w *wall) Policy() json.RawMessage    { return json.RawMessage(`{"network":"none"}`) }
 func (w *wall) Kill() {
 	w.once.Do(func() { go func() { w.m.Died(berm.Exit{Reason: w.m.Reason()}) }() })
 }

@@ -64,12 +64,12 @@ type request struct {
 
 // reply is one line from the monitor.
 type reply struct {
-	N      uint64       `json:"n"`
-	Error  *failure     `json:"error,omitempty"`
-	Status *berm.Status `json:"status,omitempty"`
-	Usage  *berm.Usage  `json:"usage,omitempty"`
-	Policy *berm.Policy `json:"policy,omitempty"`
-	Exit   *berm.Exit   `json:"exit,omitempty"`
+	N      uint64          `json:"n"`
+	Error  *failure        `json:"error,omitempty"`
+	Status *berm.Status    `json:"status,omitempty"`
+	Usage  *berm.Usage     `json:"usage,omitempty"`
+	Policy json.RawMessage `json:"policy,omitempty"`
+	Exit   *berm.Exit      `json:"exit,omitempty"`
 }
 
 // failure is an error on the wire.

@@ -207,8 +207,7 @@ func (s *Server) answer(r request) reply {
 		}
 		return reply{Usage: &usage}
 	case OpPolicy:
-		policy := m.wall.Policy()
-		return reply{Policy: &policy}
+		return reply{Policy: m.wall.Policy()}
 	case OpKill:
 		m.Kill(r.Reason)
 		m.Wait()

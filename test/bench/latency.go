@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"sync"
 	"sync/atomic"
@@ -119,6 +120,9 @@ type peer struct {
 	args []string
 }
 
+// noSpares is Berm itself with --spares 0.
+const noSpares = "berm --spares 0"
+
 func peers() []peer {
 	all := []peer{{"fork and exec", []string{"/bin/echo", "ok"}}}
 	if path, err := exec.LookPath("bwrap"); err == nil {
@@ -134,6 +138,21 @@ func peers() []peer {
 // peers compares one sandbox's whole way to first output with other ways to run
 // the same command on the same machine, in turns.
 func (b *bench) peers(ctx context.Context) error {
+	// The same server without monitors that wait in advance.
+	data, err := harness.DataDir()
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(data)
+	server, err := harness.Start(ctx, data, "--spares", "0")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = server.Stop(context.WithoutCancel(ctx)) }()
+	cold := &bench{server: server}
+	if _, err := cold.once(ctx); err != nil { // formats the disk
+		return err
+	}
 	runs := map[string]times{}
 	var berm times
 	list := peers()
@@ -143,6 +162,10 @@ func (b *bench) peers(ctx context.Context) error {
 			return err
 		}
 		berm = append(berm, s.total)
+		if s, err = cold.once(ctx); err != nil {
+			return err
+		}
+		runs[noSpares] = append(runs[noSpares], s.total)
 		for _, p := range list {
 			start := time.Now()
 			if out, err := exec.CommandContext(ctx, p.args[0], p.args[1:]...).CombinedOutput(); err != nil {
@@ -154,7 +177,7 @@ func (b *bench) peers(ctx context.Context) error {
 	fmt.Println("in turns with peers (they run a command and end; Berm answers a network API, with limits, layers and an agent)")
 	fmt.Printf("  %-24s %v\n", "berm", berm)
 	table := map[string]any{"berm": berm.summary()}
-	for _, p := range list {
+	for _, p := range append(list, peer{name: noSpares}) {
 		t := runs[p.name]
 		ratio := float64(berm.at(0.5)) / float64(t.at(0.5))
 		fmt.Printf("  %-24s %v  berm is %.2f×\n", p.name, t, ratio)

@@ -219,8 +219,17 @@ func (i *inmate) Usage() (berm.Usage, error) {
 	}, nil
 }
 
-// Policy says what a fake is held to.
-func (i *inmate) Policy() berm.Policy {
+// Policy is policy as a monitor.Wall tells it.
+func (i *inmate) Policy() json.RawMessage {
+	raw, err := json.Marshal(i.policy())
+	if err != nil {
+		panic(err) // there is nothing in it that JSON has not
+	}
+	return raw
+}
+
+// policy says what a fake is held to.
+func (i *inmate) policy() berm.Policy {
 	return berm.Policy{Level: berm.Namespace, Limits: i.spec.Limits, Network: "none: there is nothing inside", NoNewPrivs: !i.spec.Setuid,
 		Seccomp: berm.Seccomp{Profile: i.spec.Profile}, Degraded: i.spec.Degraded}
 }
@@ -350,7 +359,7 @@ func (s *sandbox) Usage(context.Context) (berm.Usage, error) {
 	return s.i.Usage()
 }
 
-func (s *sandbox) Policy(context.Context) (berm.Policy, error) { return s.i.Policy(), s.gone() }
+func (s *sandbox) Policy(context.Context) (berm.Policy, error) { return s.i.policy(), s.gone() }
 
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
 	if err := s.gone(); err != nil {

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -272,19 +273,42 @@ func (s *setUp) rights(spec berm.Spec) error {
 	if s.policy.NoNewPrivs = !spec.Setuid; s.policy.NoNewPrivs {
 		s.add(plan.Step{Op: plan.NoNewPrivs})
 	}
-	profile, err := seccomp.Lookup(spec.Profile)
+	f, err := filterOf(spec.Profile)
 	if err != nil {
 		return err
 	}
-	filter, err := profile.Assemble("")
-	if err != nil {
-		return err
-	}
-	s.policy.Seccomp = profile.Describe()
-	program := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(filter))), len(filter)*int(unsafe.Sizeof(filter[0])))
-	s.add(plan.Step{Op: plan.Seccomp, Data: string(program)})
+	s.policy.Seccomp = f.description
+	s.add(plan.Step{Op: plan.Seccomp, Data: f.program})
 	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(capability.Inside)})
 	return nil
+}
+
+// filter is an assembled seccomp profile.
+type filter struct {
+	program     string       // of struct sock_filter
+	description berm.Seccomp // shared: not to be changed
+}
+
+// filters has those that were used, by the names of their profiles: to assemble one takes
+// as long as the rest of a plan.
+var filters sync.Map
+
+func filterOf(name string) (filter, error) {
+	if f, ok := filters.Load(name); ok {
+		return f.(filter), nil
+	}
+	profile, err := seccomp.Lookup(name)
+	if err != nil {
+		return filter{}, err
+	}
+	code, err := profile.Assemble("")
+	if err != nil {
+		return filter{}, err
+	}
+	program := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(code))), len(code)*int(unsafe.Sizeof(code[0])))
+	f := filter{string(program), profile.Describe()}
+	filters.Store(name, f)
+	return f, nil
 }
 
 // landlock closes device nodes a second time, behind capabilities and mount flags.

@@ -14,6 +14,8 @@ const (
 	maxShelves = 4
 	// spareLimit bounds how long the making of a spare may take.
 	spareLimit = 10 * time.Second
+	// spareDelay leaves the processors to the first command of the sandbox that was made.
+	spareDelay = 20 * time.Millisecond
 )
 
 // spares are monitors that were started before they are needed. None knows anything of
@@ -82,6 +84,10 @@ func (s *spares) fill() {
 	}
 	s.filling = true
 	s.work.Go(func() {
+		select {
+		case <-s.ctx.Done():
+		case <-time.After(spareDelay):
+		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		for own := s.lacking(); own != nil; own = s.lacking() {

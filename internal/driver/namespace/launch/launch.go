@@ -503,17 +503,24 @@ func (s *Sandbox) Freeze() error { return s.group.Freeze(context.Background()) }
 // Thaw lets every process go on.
 func (s *Sandbox) Thaw() error { return s.group.Thaw(context.Background()) }
 
-// Policy is the whole effective policy.
-func (s *Sandbox) Policy() berm.Policy {
-	// Few ask for it, so it is not decoded for every sandbox.
+// Policy is the whole effective policy. It is decoded only when init found less than was
+// ordered.
+func (s *Sandbox) Policy() json.RawMessage {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.degraded) == 0 {
+		return s.order.Policy
+	}
 	var p berm.Policy
 	if err := json.Unmarshal(s.order.Policy, &p); err != nil {
 		p.Degraded = []string{"the policy cannot be shown: " + err.Error()}
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	p.Degraded = append(p.Degraded, s.degraded...)
-	return p
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return nil // the client reports it
+	}
+	return raw
 }
 
 // Usage measures the sandbox.
