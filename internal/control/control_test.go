@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -516,6 +517,20 @@ func TestRaces(t *testing.T) {
 	}
 }
 
+// A sandbox that dies while it is made is not a template that does not exist.
+func TestDeathDuringCreate(t *testing.T) {
+	w := newWorld(t)
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method == "Create" {
+			return berm.Errorf(berm.NotFound, "the sandbox's monitor is gone")
+		}
+		return nil
+	})
+	if _, err := w.Create(t.Context(), CreateRequest{Template: "base", Timeout: time.Minute}); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestCreateRefusesBadRequests(t *testing.T) {
 	w := newWorld(t)
 	many := map[string]string{}
@@ -532,6 +547,9 @@ func TestCreateRefusesBadRequests(t *testing.T) {
 		"agent over https":    func(r *CreateRequest) { r.Network.HTTPSPorts = []uint16{berm.AgentPort} },
 		"NUL in metadata":     func(r *CreateRequest) { r.Metadata = map[string]string{"a": "\x00"} },
 		"too many pairs":      func(r *CreateRequest) { r.Metadata = many },
+		"too large mcp":       func(r *CreateRequest) { r.MCP = []byte(`"` + strings.Repeat("x", maxPairSize) + `"`) },
+		"too many rules":      func(r *CreateRequest) { r.Network.DenyOut = make([]string, maxPairs+1) },
+		"too many ports":      func(r *CreateRequest) { r.Network.HTTPSPorts = slices.Repeat([]uint16{443}, maxPairs+1) },
 		"too large a value":   func(r *CreateRequest) { r.Env = map[string]string{"A": strings.Repeat("x", maxPairSize)} },
 		"name with =":         func(r *CreateRequest) { r.Env = map[string]string{"A=B": ""} },
 		"empty name":          func(r *CreateRequest) { r.Env = map[string]string{"": ""} },

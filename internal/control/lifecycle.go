@@ -74,6 +74,9 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		if engineCtx.Err() != nil && ctx.Err() == nil {
 			err = berm.Errorf(berm.Unavailable, "sandbox was not ready within %s: %w", createTime, err)
 		}
+		if berm.KindOf(err) == berm.NotFound { // to a client that would be the template
+			err = berm.Errorf(berm.Unavailable, "sandbox died while it was made: %w", err)
+		}
 		return Sandbox{}, err
 	}
 	cu.Add(func() { m.discard(handle) })

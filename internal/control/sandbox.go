@@ -109,6 +109,13 @@ func (m *Manager) check(r *CreateRequest) error {
 	if err := checkPairs("envVars", r.Env); err != nil {
 		return err
 	}
+	// Both are stored with every change of the sandbox.
+	if len(r.MCP) > maxPairSize {
+		return berm.Errorf(berm.Invalid, "mcp is limited to %d bytes", maxPairSize)
+	}
+	if len(r.Network.DenyOut) > maxPairs || len(r.Network.HTTPSPorts) > maxPairs {
+		return berm.Errorf(berm.Invalid, "lists of network are limited to %d entries", maxPairs)
+	}
 	for name := range r.Env {
 		if name == "" || strings.ContainsAny(name, "=\x00") {
 			return berm.Errorf(berm.Invalid, "envVars: %q is no name of a variable", name)
