@@ -2,7 +2,9 @@ package namespace
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -174,5 +176,27 @@ func TestSweep(t *testing.T) {
 	left, err := filepath.Glob(images + "/*")
 	if err != nil || len(left) != 2 || left[0] != images+"/ext4-1" || left[1] != images+"/ext4-2" {
 		t.Errorf("%v, %v", left, err)
+	}
+}
+
+// Spares do not outlive a server that is killed, nor do their loop devices.
+func TestSparesEndWithServer(t *testing.T) {
+	const server = "BERM_TEST_SPARES"
+	if os.Getenv(server) != "" {
+		h, d := sparing(t, 2)
+		live(t, h, h.Spec())
+		live(t, h, h.Spec())
+		full(t, &d.spares)
+		_ = unix.Kill(os.Getpid(), unix.SIGKILL)
+	}
+	h, d := sparing(t, 0)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self, "-test.run=^TestSparesEndWithServer$")
+	cmd.Env = append(os.Environ(), server+"=1", dataVariable+"="+d.config.Data, rootVariable+"="+h.Spec().Layers[0].Path)
+	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Fatalf("%v: %s", err, out)
 	}
 }
