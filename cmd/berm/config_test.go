@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -96,7 +97,7 @@ func TestKeyCommandsFindTheServersData(t *testing.T) {
 }
 
 func TestKeyCommands(t *testing.T) {
-	data := filepath.Join(t.TempDir(), "data")
+	data := t.TempDir()
 	keyCommand := func(args ...string) string {
 		t.Helper()
 		var out bytes.Buffer
@@ -107,6 +108,15 @@ func TestKeyCommands(t *testing.T) {
 			t.Fatalf("berm key %s: %v", args, err)
 		}
 		return out.String()
+	}
+	none := filepath.Join(data, "none")
+	root := newRootCommand()
+	root.SetArgs([]string{"key", "create", "--data", none})
+	if err := root.ExecuteContext(t.Context()); berm.KindOf(err) != berm.NotFound || berm.HintOf(err) == "" {
+		t.Errorf("a key of no server: %v", err)
+	}
+	if _, err := os.Stat(none); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("made %s: %v", none, err)
 	}
 	secret := strings.TrimSpace(keyCommand("create", "--name", "first\x1b[31m"))
 	if !regexp.MustCompile(`^e2b_[0-9a-f]{40}$`).MatchString(secret) {

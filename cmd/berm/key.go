@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -19,11 +20,19 @@ func newKeyCommand() *cobra.Command {
 		Long: `Make, list and revoke the API keys of the server with the data directory given. It may
 be running: what changes counts at once.`,
 		Args: usageArgs(cobra.NoArgs),
+		Example: `  berm key ls
+  berm key create --data ~/.local/share/berm --name laptop`,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	data := cmd.PersistentFlags().String("data", defaultData(), "data directory of the server")
 	with := func(cmd *cobra.Command, do func(*store.DB) error) error {
 		if err := configureData(cmd, os.LookupEnv); err != nil {
 			return err
+		}
+		if _, err := os.Stat(*data); errors.Is(err, os.ErrNotExist) {
+			// A key made in a new directory would open no server.
+			return berm.Errorf(berm.NotFound, "there is no data directory %s", *data).
+				WithHint("Give that of your server with --data. `berm serve` makes it at its first start.")
 		}
 		db, err := store.OpenShared(*data)
 		if err != nil {

@@ -86,6 +86,14 @@ type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
 
+// usageHint says how a command is called.
+func usageHint(cmd *cobra.Command) string {
+	if cmd.HasSubCommands() {
+		return fmt.Sprintf("`%s --help` lists the commands.", cmd.CommandPath())
+	}
+	return fmt.Sprintf("Usage: %s. More: `%s --help`.", cmd.UseLine(), cmd.CommandPath())
+}
+
 // exitError carries the exit code of a command that ran in a sandbox; nothing is
 // printed for it.
 type exitError int
@@ -123,13 +131,16 @@ func run(ctx context.Context, args []string) int {
 	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		return 128 + int(syscall.SIGINT) // the user ended it, and knows
 	}
+	var usage usageError
+	if errors.As(err, &usage) && berm.HintOf(err) == "" {
+		err = usageError{berm.Errorf(berm.Invalid, "%w", err).WithHint("%s", usageHint(cmd))}
+	}
 	if json := cmd.Flags().Lookup("json"); json != nil && json.Changed {
 		printErrorJSON(os.Stderr, err)
 	} else {
 		printError(os.Stderr, err)
 	}
-	var usage usageError
-	if errors.As(err, &usage) {
+	if usage.error != nil {
 		return 2
 	}
 	return 1

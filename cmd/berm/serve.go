@@ -44,21 +44,21 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags := cmd.Flags()
 	flags.StringVar(&c.Listen, "listen", "127.0.0.1:7676", "address to serve on, HOST:PORT")
 	flags.StringVar(&c.Data, "data", defaultData(), "data directory")
-	flags.StringVar(&templates, "templates", "", "template cache (default: the cache directory of the user)")
+	flags.StringVar(&templates, "templates", "", "directory of the templates (default: /var/cache/berm/templates\nas root, else ~/.cache/berm/templates)")
 	flags.IntVar(&c.MaxSandboxes, "max-sandboxes", 500, "sandboxes that may exist at once, paused ones included")
 	flags.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest time to live that may be asked for")
-	flags.BoolVar(&c.RequireLimits, "require-limits", os.Geteuid() == 0, "refuse a sandbox when this host cannot enforce a limit that its template has by default; otherwise it is made without that limit, and says so (default: true as root, false as another user)")
+	flags.BoolVar(&c.RequireLimits, "require-limits", os.Geteuid() == 0, "refuse a sandbox when this host cannot enforce a limit that its\ntemplate has by default; otherwise it is made without that limit,\nand says so (default: true as root, false as another user)")
 	flags.Lookup("require-limits").DefValue = "" // it depends on who asks
-	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace, gvisor or microvm")
+	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace,\ngvisor or microvm")
 	flags.StringVar(&c.Domain, "domain", "", "domain under which sandboxes have host names, PORT-ID.DOMAIN")
-	flags.StringVar(&c.TLSCert, "tls-cert", "", "certificate for --domain and *.DOMAIN, PEM; TLS is then served on the same port")
+	flags.StringVar(&c.TLSCert, "tls-cert", "", "certificate for --domain and *.DOMAIN, PEM; TLS is then served\non the same port")
 	flags.StringVar(&c.TLSKey, "tls-key", "", "key of the certificate, PEM")
-	flags.StringVar(&devDomain, "dev-domain", "", "as --domain, with a certificate made for it by an authority of its own")
+	flags.StringVar(&devDomain, "dev-domain", "", "as --domain, with a certificate made for it by an authority of\nits own")
 	flags.Uint32Var(&c.IDs.Base, "id-base", local.DefaultIDs.Base, "first host user id that sandboxes may be given, as root")
 	flags.Uint32Var(&c.IDs.Count, "id-count", local.DefaultIDs.Count, "number of host user ids that sandboxes may be given, as root")
-	flags.Uint8Var(&spares, "spares", 2, "monitors that wait in advance, each with an empty disk, for sandboxes of a size that was asked for twice; 0 starts them when they are needed")
+	flags.Uint8Var(&spares, "spares", 2, "monitors that wait in advance, each with an empty disk, for\nsandboxes of a size that was asked for twice; 0 starts them when\nthey are needed")
 	flags.StringVar(&logFormat, "log-format", "text", "format of the log on stderr: text or json")
-	flags.StringVar(&config, "config", "", "configuration file (default: berm/config.yaml below the configuration directory of the user)")
+	flags.StringVar(&config, "config", "", "configuration file (default: berm/config.yaml in $XDG_CONFIG_HOME\nor ~/.config)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if err := configure(cmd, config, os.LookupEnv); err != nil {
 			return err

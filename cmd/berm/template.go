@@ -29,7 +29,7 @@ func newTemplateCommand() *cobra.Command {
   berm template ls`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.PersistentFlags().String("templates", "", "directory of the templates (default: /var/cache/berm/templates as root, else ~/.cache/berm/templates)")
+	cmd.PersistentFlags().String("templates", "", "directory of the templates (default: /var/cache/berm/templates\nas root, else ~/.cache/berm/templates)")
 	cmd.AddCommand(newTemplateListCommand(), newTemplateBuildCommand(), newTemplateImportCommand(), newTemplateRemoveCommand())
 	return cmd
 }
