@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -115,7 +116,11 @@ func Run(ctx context.Context, c Config) error {
 	}
 	listener, err := net.Listen("tcp", c.Listen)
 	if err != nil {
-		return berm.Errorf(berm.Unavailable, "listen: %w", err)
+		err := berm.Errorf(berm.Unavailable, "listen: %w", err)
+		if errors.Is(err, syscall.EADDRINUSE) {
+			err = err.WithHint("Another program has that port. Choose one with --listen HOST:PORT.")
+		}
+		return err
 	}
 	cu.Add(func() { _ = listener.Close() }) // the HTTP server has closed it already
 

@@ -42,7 +42,8 @@ func Open(dir string) (*DB, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		lock.Close()
-		return nil, berm.Errorf(berm.Conflict, "data directory %s is in use by another server", dir)
+		return nil, berm.Errorf(berm.Conflict, "data directory %s is in use by another server", dir).
+			WithHint("Stop it, or choose another directory with --data.")
 	}
 	db, err := openLocked(dir)
 	if err != nil {

@@ -135,7 +135,7 @@ func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (berm.Templ
 	defer archive.Close()
 
 	log := &buildLog{progress: p}
-	p.say("installing %d packages and what they need", len(r.Packages))
+	p.say("installing %d packages and what they need: it takes some minutes", len(r.Packages))
 	err = inNamespace(ctx, s.ids.buildMap(), "bootstrap", b, nil, filepath.Join(s.dir, dir), nil, archive, log)
 	if err != nil {
 		return berm.Template{}, log.explain(err)

@@ -129,7 +129,11 @@ func (d *Driver) setUp(spec berm.Spec) (*setUp, error) {
 	s.identity(spec)
 	for _, r := range rlimits {
 		s.add(plan.Step{Op: plan.Rlimit, FD: r.resource, Flags: r.soft, Target: strconv.FormatUint(r.hard, 10), Data: r.name})
-		s.policy.Rlimits = append(s.policy.Rlimits, fmt.Sprintf("%s: %s, at most %s", r.name, amount(r.soft), amount(r.hard)))
+		text := amount
+		if r.resource == unix.RLIMIT_NOFILE { // the one that does not count bytes
+			text = func(n uint64) string { return strconv.FormatUint(n, 10) }
+		}
+		s.policy.Rlimits = append(s.policy.Rlimits, fmt.Sprintf("%s: %s, at most %s", r.name, text(r.soft), text(r.hard)))
 	}
 	return s, s.rights(spec)
 }

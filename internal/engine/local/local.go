@@ -115,7 +115,12 @@ func (e *Engine) driver(level berm.Level) (berm.Driver, error) {
 		return nil, berm.Errorf(berm.Unsupported, "no isolation level can be had here").
 			WithHint("berm doctor shows what is missing and how to get it")
 	}
-	return nil, berm.Errorf(berm.Unsupported, "isolation level %q is not known here", string(level))
+	var levels []string
+	for _, d := range e.drivers {
+		levels = append(levels, string(d.Level()))
+	}
+	return nil, berm.Errorf(berm.Unsupported, "isolation level %q is not known here", string(level)).
+		WithHint("This server has: %s.", strings.Join(levels, ", "))
 }
 
 func missing(p berm.Probe) string {
