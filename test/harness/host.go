@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -186,20 +187,21 @@ func cgroups(host Host) {
 	}
 }
 
-// loops records the loop devices whose file lies in a directory of tests: other
-// users of the machine have theirs.
+// loops records the loop devices whose file lies in a directory of this test: other
+// users of the machine, other tests among them, have theirs.
 func loops(host Host) {
 	files, _ := filepath.Glob("/sys/block/loop*/loop/backing_file")
 	for _, file := range files {
 		backing, err := os.ReadFile(file)
 		if err == nil && strings.Contains(string(backing), dataPrefix) {
-			host["loop "+strings.Split(file, "/")[3]] = strings.TrimSpace(string(backing))
+			host["loop device of "+strings.TrimSpace(string(backing))] = ""
 		}
 	}
 }
 
-// dataPrefix begins the name of every data directory that DataDir makes.
-const dataPrefix = "berm-test-"
+// dataPrefix begins the name of every data directory that DataDir makes. It is this
+// process's own; its number is not, since tests have process namespaces.
+var dataPrefix = fmt.Sprintf("berm-test-%08x-", rand.Uint32())
 
 // DataDir makes a directory for a server's data, to be removed by the caller.
 func DataDir() (string, error) { return os.MkdirTemp("", dataPrefix) }
