@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"io"
+	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -51,7 +52,7 @@ could not give. Of a sandbox that has ended, print how.`,
 			}
 			return printJSON(out, object)
 		}
-		page := page{w: out, style: terminal.StyleFor(out)}
+		page := newPage(out)
 		page.sandbox(s)
 		if policy != nil {
 			page.policy(policy)
@@ -66,13 +67,22 @@ could not give. Of a sandbox that has ended, print how.`,
 type page struct {
 	w     io.Writer
 	style terminal.Style
+	width int // in columns
 	err   error
 }
 
 const (
 	pageIndent = 18
-	pageWidth  = 100
+	pageWidth  = 100 // at most
 )
+
+func newPage(w io.Writer) page {
+	p := page{w: w, style: terminal.StyleFor(w), width: pageWidth}
+	if f, ok := w.(*os.File); ok && terminal.Is(f) {
+		p.width = min(p.width, terminal.SizeOf(f).Cols)
+	}
+	return p
+}
 
 func (p *page) print(text string) {
 	if p.err == nil {
@@ -96,7 +106,7 @@ func (p *page) list(name string, values ...string) {
 		values = []string{"none"}
 	}
 	for _, v := range values {
-		for i, line := range wrap(strings.Split(terminal.Escape(v), " ")) {
+		for i, line := range wrap(strings.Split(terminal.Escape(v), " "), p.width-pageIndent-2) {
 			if i > 0 {
 				name, line = "", "  "+line
 			}
@@ -112,7 +122,7 @@ func (p *page) words(name string, values []string) {
 	for i, v := range values {
 		escaped[i] = terminal.Escape(v)
 	}
-	lines := wrap(escaped)
+	lines := wrap(escaped, p.width-pageIndent)
 	if len(values) == 0 {
 		lines = []string{"none"}
 	}
@@ -122,12 +132,12 @@ func (p *page) words(name string, values []string) {
 	}
 }
 
-// wrap joins words to lines that fit behind the indent.
-func wrap(words []string) []string {
+// wrap joins words to lines of at most width columns, if no word is longer.
+func wrap(words []string, width int) []string {
 	var lines []string
 	line := ""
 	for i, word := range words {
-		if i > 0 && pageIndent+terminal.Width(line)+1+terminal.Width(word) > pageWidth {
+		if i > 0 && terminal.Width(line)+1+terminal.Width(word) > width {
 			lines = append(lines, line)
 			line = word
 			continue
