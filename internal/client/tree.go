@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"time"
 )
 
 // WriteTree writes what is below a local directory as a tar stream. What is neither
@@ -41,9 +42,11 @@ func WriteTree(w io.Writer, dir string, skipped func(name, why string)) error {
 		}
 		// Owners are not those of this machine: whoever unpacks it owns it.
 		header := &tar.Header{
-			Name:    filepath.ToSlash(relative),
-			Mode:    int64(info.Mode().Perm()),
-			ModTime: info.ModTime(),
+			Name: filepath.ToSlash(relative),
+			Mode: int64(info.Mode().Perm()),
+			// The format holds seconds. The writer would round up to the next one, and
+			// tar inside complains of times in the future.
+			ModTime: info.ModTime().Truncate(time.Second),
 		}
 		switch info.Mode().Type() {
 		case fs.ModeDir:

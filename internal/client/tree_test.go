@@ -3,6 +3,7 @@ package client_test
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -11,6 +12,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -50,6 +52,23 @@ func TestTreeRoundTrip(t *testing.T) {
 	make(os.Remove(filepath.Join(from, "a/outside")))
 	if diff := cmp.Diff(listing(t, from), listing(t, to)); diff != "" {
 		t.Errorf("(-sent +received):\n%s", diff)
+	}
+}
+
+// No time is later than it was: tar inside warns of those in the future.
+func TestTreeTimes(t *testing.T) {
+	dir, at := t.TempDir(), time.Unix(1_700_000_000, 900_000_000)
+	name := filepath.Join(dir, "file")
+	if err := errors.Join(os.WriteFile(name, nil, 0o600), os.Chtimes(name, at, at)); err != nil {
+		t.Fatal(err)
+	}
+	var stream bytes.Buffer
+	if err := client.WriteTree(&stream, dir, nil); err != nil {
+		t.Fatal(err)
+	}
+	h, err := tar.NewReader(&stream).Next()
+	if err != nil || h.ModTime.After(at) {
+		t.Errorf("%v, %v", h, err)
 	}
 }
 
