@@ -27,7 +27,7 @@ agents: ## build berm-monitor, berm-init and berm-guest, to be embedded
 
 setup: ## install the distribution's packages that build, template and tests need
 	$(SUDO) apt-get update -qq
-	DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
 
 demo: setup build ## build, make the default template, start a server, run the SDK example
 	examples/demo
@@ -45,7 +45,7 @@ test-all: build ## everything: slow tests, official SDKs, probes, faults, load
 	test/e2e/run
 
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
-	DEBIAN_FRONTEND=noninteractive $(SUDO) apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null
 	test/qemu/run
 
 bench: build ## measure, print ratios, write bench/*.json
