@@ -76,7 +76,7 @@ const cliNotes = `
 **Exit codes.** 0: done. 1: failed. 2: a wrong command line; nothing was done.
 ` + "`berm exec` and `berm connect`" + ` end with the code of the command: 128 and the number
 of the signal that ended it, 127 when there is no such command, 124 when ` + "`--timeout`" + `
-was over. A berm that was interrupted itself ends with 130.
+was over. A berm that was interrupted itself ends with 130, a shell that was left with 129.
 
 **JSON.** With ` + "`--json`" + ` the output is JSON, and errors are one object a line on stderr:
 ` + "`{\"error\":{\"kind\":…,\"message\":…,\"hint\":…}}`" + `. Fields are added, never renamed. The kinds
