@@ -239,6 +239,23 @@ var (
 // leastDisk is the smallest file system that ext4 makes sense for.
 const leastDisk = 8 << 20
 
+// reserve is what must be free, in bytes, where the disks of sandboxes lie. They are
+// sparse files: what is written inside once nothing is left is lost without an error.
+const reserve = 256 << 20
+
+// room refuses when the host's disk is nearly full.
+func (d *Driver) room() error {
+	var disk unix.Statfs_t
+	if err := unix.Statfs(d.config.Data, &disk); err != nil {
+		return berm.Errorf(berm.Internal, "free space of the data directory: %w", err)
+	}
+	if free := disk.Bavail * uint64(disk.Bsize); free < reserve {
+		return berm.Errorf(berm.Unavailable, "only %d MiB are free for the disks of sandboxes, less than %d MiB", free>>20, reserve>>20).
+			WithHint("kill sandboxes or make room where the server's data directory is")
+	}
+	return nil
+}
+
 // check refuses specs that are wrong or cannot be enforced.
 func (d *Driver) check(spec berm.Spec) error {
 	invalid := func(format string, args ...any) error { return berm.Errorf(berm.Invalid, format, args...) }
@@ -287,7 +304,11 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	if err := d.check(spec); err != nil {
 		return nil, err
 	}
-	if d.upper(spec) == upperMemory {
+	if d.upper(spec) != upperMemory {
+		if err := d.room(); err != nil {
+			return nil, err
+		}
+	} else {
 		if err := feature.TmpfsAttributes.Check(ctx); err != nil {
 			return nil, berm.Errorf(berm.Unsupported, "no disk limit for an ordinary user: %w", err).WithHint("use Linux 6.6, run berm serve as root, or ask for no limit")
 		}

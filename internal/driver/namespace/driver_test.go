@@ -316,3 +316,28 @@ func TestSealedExecutables(t *testing.T) {
 		}
 	}
 }
+
+// TestFullDisk: what is written inside when the host's disk is full is lost, so no
+// sandbox is made shortly before.
+func TestFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: mounts a small file system")
+	}
+	data := dataDir(t)
+	if err := unix.Mount("none", data, "tmpfs", 0, "mode=0700,size=200m"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(data, unix.MNT_DETACH) })
+	d := newDriver(t, Config{Data: data})
+	spec := berm.Spec{
+		ID: berm.NewSandboxID(), Level: berm.Namespace, Hostname: "full", IDs: lease(),
+		Layers: []berm.Layer{{Path: t.TempDir()}}, Limits: berm.Limits{Disk: 64 << 20},
+	}
+	_, err := d.Create(t.Context(), spec)
+	if berm.KindOf(err) != berm.Unavailable || berm.HintOf(err) == "" {
+		t.Errorf("Create on a full disk: %v; want Unavailable with a hint", err)
+	}
+	if left, _ := os.ReadDir(filepath.Join(data, "sandboxes")); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+}
