@@ -37,6 +37,17 @@ func (f *fake) write(name, text string) {
 	}
 }
 
+// delegate marks a group as systemd does. Only root looks for the mark, and may set it.
+func (f *fake) delegate(name string) {
+	f.t.Helper()
+	if os.Geteuid() != 0 {
+		return
+	}
+	if err := unix.Setxattr(filepath.Join(f.root, name), "trusted.delegate", []byte("1"), 0); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
 func (f *fake) read(name string) string {
 	b, _ := os.ReadFile(filepath.Join(f.root, name))
 	return strings.TrimSpace(string(b))
@@ -156,6 +167,7 @@ func TestFakeV2(t *testing.T) {
 	const own = "cg/system.slice/berm.service/"
 	f.write(own+"cgroup.controllers", "cpuset cpu io memory pids\n")
 	f.write(own+"cgroup.subtree_control", "")
+	f.delegate(own)
 	m := f.manager("")
 	if m.Layout() != V2 || m.String() != "v2: cpu freezer io memory pids" {
 		t.Errorf("%s: %s", m.Layout(), m)
@@ -193,10 +205,33 @@ func TestFakeV2(t *testing.T) {
 	}
 }
 
+// The group of a login session belongs to the session: root makes its own at the top,
+// where the next login finds them again, and others have none.
+func TestFakeSession(t *testing.T) {
+	f := newFake(t, v2Mounts, "0::/user.slice/session-3.scope\n")
+	for _, dir := range []string{"cg/", "cg/user.slice/session-3.scope/"} {
+		f.write(dir+"cgroup.controllers", "cpu io memory pids\n")
+		f.write(dir+"cgroup.subtree_control", "cpu io memory pids\n")
+	}
+	want := f.root + "/cg/user.slice/session-3.scope/berm"
+	if os.Geteuid() == 0 {
+		want = f.root + "/cg/berm"
+	}
+	if got := f.manager("").hierarchies[0].parent; got != want {
+		t.Errorf("parent %s, want %s", got, want)
+	}
+	f.write("proc/self/cgroup", "0::/user.slice/session-5.scope\n")
+	f.write("cg/user.slice/session-5.scope/cgroup.controllers", "cpu io memory pids\n")
+	if got := f.manager("").hierarchies[0].parent; os.Geteuid() == 0 && got != want {
+		t.Errorf("parent %s after the next login, was %s", got, want)
+	}
+}
+
 func TestFakeMissing(t *testing.T) {
 	f := newFake(t, v2Mounts, "0::/me\n")
 	f.write("cg/me/cgroup.controllers", "memory pids\n")
 	f.write("cg/me/cgroup.subtree_control", "memory pids\n")
+	f.delegate("cg/me")
 	m := f.manager("")
 	if got := m.Controllers(); !slices.Equal(got, []string{"freezer", "memory", "pids"}) {
 		t.Errorf("controllers %v", got)

@@ -153,10 +153,28 @@ func (h *hierarchy) place(root, own, parent string) {
 	case h.v2 && path.Base(own) == hostLeaf:
 		h.base = filepath.Dir(h.own)
 		h.parent = filepath.Join(h.base, "berm")
+	case h.v2 && root == "/" && os.Geteuid() == 0 && !h.delegated():
+		// Root may use the top. The group of a login session has other processes, so that
+		// it hands no controller down, and the next login has another one.
+		h.base, h.parent = h.mount, filepath.Join(h.mount, "berm")
 	default:
 		h.base = h.own
 		h.parent = filepath.Join(h.base, "berm")
 	}
+}
+
+// delegated says whether systemd gave the own group to its processes, to make groups
+// in: it then marks the group of the unit, https://systemd.io/CGROUP_DELEGATION.
+func (h *hierarchy) delegated() bool {
+	for dir := h.own; dir != h.mount && dir != "/"; dir = filepath.Dir(dir) {
+		for _, mark := range []string{"trusted.delegate", "user.delegate"} {
+			var value [1]byte
+			if n, err := unix.Getxattr(dir, mark, value[:]); err == nil && n == 1 && value[0] == '1' {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // unusable says why no group can be made here, or "".

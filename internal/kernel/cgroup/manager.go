@@ -36,7 +36,8 @@ const hostLeaf = "berm-host"
 // Config says where groups are made.
 type Config struct {
 	// Parent is an absolute path in every hierarchy, such as "/berm", below which the
-	// groups of sandboxes are made. "" is the group "berm" below the caller's own.
+	// groups of sandboxes are made. "" is the group "berm" below the caller's own; for
+	// root on v2, below the top unless systemd delegated the caller's own.
 	Parent string
 	// Proc is the proc file system to read; "" is /proc.
 	Proc string
