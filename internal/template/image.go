@@ -300,7 +300,7 @@ func openMember(file, member string) (io.ReadCloser, error) {
 			h, err := archive.Next()
 			if err != nil {
 				f.Close()
-				if err == io.EOF {
+				if errors.Is(err, io.EOF) {
 					err = errors.New("the archive does not hold it")
 				}
 				return nil, berm.Errorf(berm.Invalid, "%s: %q: %w", file, member, err).

@@ -3,6 +3,7 @@ package template
 import (
 	"bufio"
 	"bytes"
+	"errors"
 	"io"
 
 	"github.com/klauspost/compress/gzip"
@@ -54,7 +55,7 @@ func decompress(r io.Reader, b *Budget) (io.Reader, error) {
 	in := &counter{r: r}
 	buffered := bufio.NewReaderSize(in, 64<<10)
 	magic, err := buffered.Peek(6)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
 	}
 	var plain io.Reader
@@ -83,7 +84,7 @@ type counter struct {
 func (c *counter) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		c.err = err
 	}
 	return n, err
@@ -107,7 +108,7 @@ func (g *guard) Read(p []byte) (int, error) {
 	if g.compressed && g.n > ratioFrom && g.n/g.budget.Ratio > g.source.n {
 		return 0, berm.Errorf(berm.Invalid, "the layer decompresses to more than %d times its size", g.budget.Ratio)
 	}
-	if err != nil && err != io.EOF && g.source.err == nil {
+	if err != nil && !errors.Is(err, io.EOF) && g.source.err == nil {
 		err = berm.Errorf(berm.Invalid, "decompress the layer: %w", err)
 	}
 	return n, err

@@ -37,7 +37,7 @@ func (s *sandbox) ID() berm.SandboxID { return s.id }
 // abandon ends a sandbox that was not committed, and returns when nothing but its
 // directory is left.
 func (s *sandbox) abandon() {
-	s.keeper.dismiss()
+	s.dismiss()
 	ctx, cancel := context.WithTimeout(context.Background(), 2*killLimit)
 	defer cancel()
 	_, _ = s.driver.remove(ctx, s.id)
