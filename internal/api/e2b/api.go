@@ -67,18 +67,18 @@ var routes = []route{
 	{method: "GET", path: "/sandboxes", handle: (*API).listV1},
 	{method: "GET", path: "/v2/sandboxes", handle: (*API).listV2},
 	{method: "GET", path: "/sandboxes/metrics", handle: (*API).latestMetrics},
-	{method: "GET", path: "/sandboxes/{sandboxID}", handle: (*API).get},
-	{method: "DELETE", path: "/sandboxes/{sandboxID}", handle: (*API).kill},
-	{method: "POST", path: "/sandboxes/{sandboxID}/timeout", handle: (*API).setTimeout},
-	{method: "POST", path: "/sandboxes/{sandboxID}/refreshes", handle: (*API).refresh},
-	{method: "PUT", path: "/sandboxes/{sandboxID}/network", handle: (*API).setNetwork},
-	{method: "POST", path: "/sandboxes/{sandboxID}/pause", handle: (*API).pause},
-	{method: "POST", path: "/sandboxes/{sandboxID}/resume", handle: (*API).resume},
-	{method: "POST", path: "/sandboxes/{sandboxID}/connect", handle: (*API).connect},
-	{method: "POST", path: "/v2/sandboxes/{sandboxID}/connect", handle: (*API).connect},
-	{method: "GET", path: "/sandboxes/{sandboxID}/metrics", handle: (*API).metrics},
-	{method: "GET", path: "/sandboxes/{sandboxID}/logs", handle: (*API).logs},
-	{method: "GET", path: "/v2/sandboxes/{sandboxID}/logs", handle: (*API).logsV2},
+	{method: "GET", path: "/sandboxes/{sandboxID}", handle: ofSandbox((*API).get)},
+	{method: "DELETE", path: "/sandboxes/{sandboxID}", handle: ofSandbox((*API).kill)},
+	{method: "POST", path: "/sandboxes/{sandboxID}/timeout", handle: ofSandbox((*API).setTimeout)},
+	{method: "POST", path: "/sandboxes/{sandboxID}/refreshes", handle: ofSandbox((*API).refresh)},
+	{method: "PUT", path: "/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).setNetwork)},
+	{method: "POST", path: "/sandboxes/{sandboxID}/pause", handle: ofSandbox((*API).pause)},
+	{method: "POST", path: "/sandboxes/{sandboxID}/resume", handle: ofSandbox((*API).resume)},
+	{method: "POST", path: "/sandboxes/{sandboxID}/connect", handle: ofSandbox((*API).connect)},
+	{method: "POST", path: "/v2/sandboxes/{sandboxID}/connect", handle: ofSandbox((*API).connect)},
+	{method: "GET", path: "/sandboxes/{sandboxID}/metrics", handle: ofSandbox((*API).metrics)},
+	{method: "GET", path: "/sandboxes/{sandboxID}/logs", handle: ofSandbox((*API).logs)},
+	{method: "GET", path: "/v2/sandboxes/{sandboxID}/logs", handle: ofSandbox((*API).logsV2)},
 
 	{method: "GET", path: "/templates", handle: (*API).templates},
 	{method: "GET", path: "/default-templates", handle: (*API).templates},
@@ -87,8 +87,8 @@ var routes = []route{
 	{method: "GET", path: "/templates/aliases/{alias}", handle: (*API).alias},
 
 	{method: "GET", path: "/berm/v1/openapi.yaml", handle: (*API).openAPI, open: true},
-	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: (*API).inspect},
-	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: (*API).policy},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: ofSandbox((*API).inspect)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: ofSandbox((*API).policy)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},
 	{method: "POST", path: "/sandboxes/{sandboxID}/snapshots", lacking: "snapshots"},
@@ -127,6 +127,17 @@ var routes = []route{
 	{method: "POST", path: "/api-keys", lacking: "managing keys by API"},
 	{method: "PATCH", path: "/api-keys/{keyID}", lacking: "managing keys by API"},
 	{method: "DELETE", path: "/api-keys/{keyID}", lacking: "managing keys by API"},
+}
+
+// ofSandbox makes the handler of a route that names a sandbox.
+func ofSandbox(handle func(*API, http.ResponseWriter, *http.Request, berm.SandboxID) error) func(*API, http.ResponseWriter, *http.Request) error {
+	return func(a *API, w http.ResponseWriter, r *http.Request) error {
+		id, err := sandboxID(r)
+		if err != nil {
+			return err
+		}
+		return handle(a, w, r, id)
+	}
 }
 
 // New makes the API.

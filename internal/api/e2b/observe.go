@@ -33,11 +33,7 @@ func toMetric(s control.Sample) metric {
 	}
 }
 
-func (a *API) metrics(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) metrics(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	start, err := queryInt(r, "start", 0, 0, math.MaxInt32*1000)
 	if err != nil {
 		return err
@@ -109,11 +105,7 @@ func toLine(l store.LogLine) logLine {
 
 const maxLogLines = 1000
 
-func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) logs(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	start, err := queryInt(r, "start", 0, 0, math.MaxInt64/int64(time.Millisecond))
 	if err != nil {
 		return err
@@ -132,11 +124,7 @@ func (a *API) logs(w http.ResponseWriter, r *http.Request) error {
 // severity orders the levels of log lines.
 var severity = map[string]int{"debug": 0, "info": 1, "warn": 2, "error": 3}
 
-func (a *API) logsV2(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) logsV2(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	query := r.URL.Query()
 	backward := false
 	switch query.Get("direction") {
@@ -176,11 +164,7 @@ func (a *API) logsV2(w http.ResponseWriter, r *http.Request) error {
 }
 
 // inspect tells of a sandbox what E2B has no place for, also after its death.
-func (a *API) inspect(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) inspect(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	s, err := a.Sessions.Inspect(r.Context(), id)
 	if err != nil {
 		return err
@@ -194,11 +178,7 @@ func (a *API) inspect(w http.ResponseWriter, r *http.Request) error {
 	}{a.toListed(s), s.CreatedAt, s.Limits, lifecycle{s.OnDeadline, s.AutoResume}, s.Exit})
 }
 
-func (a *API) policy(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) policy(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	policy, err := a.Sessions.Policy(r.Context(), id)
 	if err != nil {
 		return err

@@ -285,11 +285,7 @@ func mapped[A, B any](list []A, convert func(A) B) []B {
 	return out
 }
 
-func (a *API) get(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) get(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	s, err := a.Sessions.Get(r.Context(), id)
 	if err != nil {
 		return err
@@ -308,11 +304,7 @@ func (a *API) get(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, http.StatusOK, d)
 }
 
-func (a *API) kill(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) kill(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	if err := a.Sessions.Kill(r.Context(), id, actor(r)); err != nil {
 		return err
 	}
@@ -320,11 +312,7 @@ func (a *API) kill(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (a *API) setTimeout(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) setTimeout(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	var in struct{ Timeout *int64 }
 	if err := decode(w, r, &in); err != nil {
 		return err
@@ -343,11 +331,7 @@ func (a *API) setTimeout(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (a *API) refresh(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) refresh(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	in := struct{ Duration int64 }{15}
 	if err := decode(w, r, &in); err != nil {
 		return err
@@ -364,11 +348,7 @@ func (a *API) refresh(w http.ResponseWriter, r *http.Request) error {
 
 // setNetwork replaces the rules for traffic out of a sandbox. All of it is denied
 // whatever they say, so there is nothing to change; what asks for more is refused.
-func (a *API) setNetwork(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) setNetwork(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	var in network
 	if err := decode(w, r, &in); err != nil {
 		return err
@@ -406,11 +386,7 @@ func (m memoryOption) check() error {
 	return nil
 }
 
-func (a *API) pause(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) pause(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	var in struct {
 		memoryOption
 		RequireHealthyGuest bool
@@ -433,11 +409,7 @@ func (a *API) pause(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-func (a *API) resume(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) resume(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	in := struct {
 		memoryOption
 		Timeout   int64
@@ -469,11 +441,7 @@ func (a *API) resume(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, http.StatusCreated, a.sandbox(s))
 }
 
-func (a *API) connect(w http.ResponseWriter, r *http.Request) error {
-	id, err := sandboxID(r)
-	if err != nil {
-		return err
-	}
+func (a *API) connect(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	in := struct {
 		memoryOption
 		Timeout int64
