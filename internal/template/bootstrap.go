@@ -34,7 +34,7 @@ type recipe struct {
 // base is the recipe of the default template.
 func base() recipe {
 	return recipe{
-		Version: 1,
+		Version: 2,
 		Suite:   "bookworm",
 		Arch:    runtime.GOARCH, // Debian names amd64 and arm64 like Go
 		Packages: []string{
@@ -44,42 +44,31 @@ func base() recipe {
 			"wget", "xz-utils", "zip",
 		},
 		Exclude: []string{"/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*", "/usr/share/lintian/*"},
-		Include: []string{"/usr/share/doc/*/copyright", "/usr/share/locale/locale.alias"},
+		Include: []string{"/usr/share/doc/*/copyright", "/usr/share/doc/apt/examples/sources.list", "/usr/share/locale/locale.alias"},
 		Epoch:   1735689600, // 2025-01-01
 		Files: map[string]string{
-			"etc/apt/sources.list.d/debian.sources": debianSources,
-			"etc/hostname":                          "",
-			"etc/hosts":                             "127.0.0.1\tlocalhost\n::1\tlocalhost\n",
-			"etc/machine-id":                        "",
-			"etc/resolv.conf":                       "",
-			"etc/sudoers.d/user":                    "user ALL=(ALL:ALL) NOPASSWD: ALL\n",
-			"etc/default/locale":                    "LANG=C.UTF-8\n",
+			"etc/hostname":       "",
+			"etc/hosts":          "127.0.0.1\tlocalhost\n::1\tlocalhost\n",
+			"etc/machine-id":     "",
+			"etc/resolv.conf":    "",
+			"etc/sudoers.d/user": "user ALL=(ALL:ALL) NOPASSWD: ALL\n",
+			"etc/default/locale": "LANG=C.UTF-8\n",
 		},
 		Setup: `
 useradd --uid 1000 --user-group --create-home --shell /bin/bash user
 chmod 0440 /etc/sudoers.d/user
 mkdir -p /code && chown user:user /code
 rm -rf /var/cache/apt/*.bin /var/cache/debconf/*-old /var/lib/dpkg/*-old \
-  /var/log/* /etc/apt/sources.list /etc/apt/apt.conf.d/99mmdebstrap \
+  /var/log/* /etc/apt/apt.conf.d/99mmdebstrap \
   /etc/ssh/ssh_host_* /root/.wget-hsts /etc/.pwd.lock /etc/passwd- /etc/group- /etc/shadow- /etc/gshadow- /etc/subuid- /etc/subgid-
 mkdir -p /var/log/apt
+# What apt inside asks, whatever mirror the host used: the distribution's own servers, as
+# the package of apt names them.
+sed -n 's/^\(deb [^ ]* [^ ]* main\) .*/\1/p' /usr/share/doc/apt/examples/sources.list >/etc/apt/sources.list
+test -s /etc/apt/sources.list
 `,
 	}
 }
-
-// debianSources is what apt inside asks, whatever mirror the host used.
-const debianSources = `Types: deb
-URIs: http://deb.debian.org/debian
-Suites: bookworm bookworm-updates
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-
-Types: deb
-URIs: http://deb.debian.org/debian-security
-Suites: bookworm-security
-Components: main
-Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
-`
 
 // key changes when the recipe does.
 func (r recipe) key() string {
@@ -226,17 +215,6 @@ func hostApt(ctx context.Context, r recipe) (bootstrap, error) {
 			b.Sources = append(b.Sources, source)
 		}
 	}
-	if len(b.Sources) == 0 {
-		b.Sources = publicSources(r.Suite)
-	}
+	// A host of another suite has none of it: mmdebstrap knows the public servers.
 	return b, nil
-}
-
-// publicSources are the distribution's own servers, for hosts of another suite.
-func publicSources(suite string) []string {
-	return []string{
-		"deb http://deb.debian.org/debian " + suite + " main",
-		"deb http://deb.debian.org/debian " + suite + "-updates main",
-		"deb http://deb.debian.org/debian-security " + suite + "-security main",
-	}
 }

@@ -2,7 +2,7 @@
 # title: environment and arguments of the host
 # expect: V none of it inside
 # timeout: 10
-# escaped: (berm-test-|BERM_BOOTSTRAP|/work/)
+# escaped: (berm-test-|BERM_BOOTSTRAP)
 # safe: ^done
 
 env | grep -v ^HOST_CANARY
