@@ -81,6 +81,12 @@ func New(config Config) (_ *Driver, err error) {
 	if d.groups, err = cgroup.New(cgroup.Config{Parent: config.CgroupParent}); err != nil {
 		return nil, err
 	}
+	// A v2 group that hands controllers down may have no processes: this one goes out of
+	// the way before the first monitor, which could not move it. What cannot be had is
+	// told when a sandbox needs it.
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	_ = d.groups.Try(ctx)
 	for _, dir := range []string{"sandboxes", "images"} {
 		if err := os.MkdirAll(filepath.Join(config.Data, dir), 0o700); err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the data directory: %w", err)
@@ -129,7 +135,7 @@ func (d *Driver) Close() error {
 			f.Close()
 		}
 	}
-	return nil
+	return d.groups.Close()
 }
 
 // unpack writes an embedded executable to its place in the data directory, unless it is
