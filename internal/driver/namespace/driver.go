@@ -314,10 +314,8 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		if err := d.room(); err != nil {
 			return nil, err
 		}
-	} else {
-		if err := feature.TmpfsAttributes.Check(ctx); err != nil {
-			return nil, berm.Errorf(berm.Unsupported, "no disk limit for an ordinary user: %w", err).WithHint("use Linux 6.6, run berm serve as root, or ask for no limit")
-		}
+	} else if err := feature.TmpfsAttributes.Check(ctx); err != nil {
+		return nil, berm.Errorf(berm.Unsupported, "no disk limit for an ordinary user: %w", err).WithHint("use Linux 6.6, run berm serve as root, or ask for no limit")
 	}
 	order, err := d.order(spec)
 	if err != nil {

@@ -4,10 +4,10 @@ import (
 	"errors"
 	"strconv"
 	"strings"
-	"syscall"
 	"unsafe"
 
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/kernel/capability"
 	"golang.org/x/sys/unix"
 )
 
@@ -53,9 +53,10 @@ func do(s plan.Step, fds []int) error {
 	case plan.Landlock:
 		return landlock(s.Flags, s.Source)
 	case plan.Bounding:
-		return cutBounding(s.Flags)
+		// On this thread only, which starts the agent: the others execute nothing.
+		return capability.CutBounding(capability.Set(s.Flags))
 	case plan.Capabilities:
-		return dropCapabilities(s.Flags)
+		return capability.Drop(capability.Set(s.Flags))
 	case plan.NoNewPrivs:
 		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	case plan.Seccomp:
@@ -242,40 +243,6 @@ func rlimit(s plan.Step) error {
 	want.Max = min(want.Max, have.Max)
 	want.Cur = min(want.Cur, want.Max)
 	return unix.Setrlimit(s.FD, &want)
-}
-
-// cutBounding limits what a program can regain, such as a set-uid one, to the set
-// keep. It does so on this thread only, which starts the agent: the other threads of
-// init execute nothing.
-func cutBounding(keep uint64) error {
-	for c := range uintptr(64) {
-		if keep&(1<<c) != 0 {
-			continue
-		}
-		if err := unix.Prctl(unix.PR_CAPBSET_DROP, c, 0, 0, 0); err == unix.EINVAL {
-			break // no such capability in this kernel, nor a higher one
-		} else if err != nil {
-			return err
-		}
-	}
-	return unix.Prctl(unix.PR_CAP_AMBIENT, unix.PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
-}
-
-// dropCapabilities leaves the set keep.
-func dropCapabilities(keep uint64) error {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	low, high := uint32(keep), uint32(keep>>32)
-	set := [2]unix.CapUserData{{Effective: low, Permitted: low}, {Effective: high, Permitted: high}}
-	return allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&set[0])))
-}
-
-// allThreads makes a system call on every thread of init: capabilities belong to a
-// thread, not to the process.
-func allThreads(call, a, b uintptr) error {
-	if _, _, errno := syscall.AllThreadsSyscall(call, a, b, 0); errno != 0 {
-		return errno
-	}
-	return nil
 }
 
 // seccomp loads a program of struct sock_filter for every thread, and with it
