@@ -1,0 +1,232 @@
+package session
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+	"unicode/utf8"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// The parts of a session's directory.
+const (
+	description = "session.json"
+	upperDir    = "upper"
+	workDir     = "work"
+	baseFile    = "base"
+	checkpoints = "checkpoints"
+)
+
+// format is the number of the description's format. A newer one is refused.
+const format = 1
+
+// What a description may hold, so that it is read in one small piece.
+const (
+	maxDescription = 1 << 20
+	maxRuns        = 100
+	maxArgv        = 4 << 10
+)
+
+// Session is one copy-on-write view of a project.
+type Session struct {
+	Name    string
+	Project string // absolute, without symbolic links
+	Created time.Time
+	Preset  string
+	Runs    []Run // the last 100
+
+	Broken error // of a listed session: why it cannot be used; it can be removed
+
+	store *Store
+	lock  *os.File
+}
+
+// Run is one command that ran in a session.
+type Run struct {
+	Argv     []string  `json:"argv"` // of a long command line, the first 4 KiB
+	Started  time.Time `json:"started"`
+	Ended    time.Time `json:"ended,omitzero"`
+	ExitCode int       `json:"exitCode"`
+	Reason   string    `json:"reason,omitempty"`
+}
+
+// disk is the description of a session as it lies on disk.
+type disk struct {
+	Version int    `json:"version"`
+	Name    string `json:"name"`
+	Project string `json:"project"`
+	// ProjectBytes is the project where it is no UTF-8, which JSON cannot hold.
+	ProjectBytes []byte    `json:"projectBytes,omitempty"`
+	Created      time.Time `json:"created"`
+	Preset       string    `json:"preset,omitempty"`
+	Runs         []Run     `json:"runs,omitempty"`
+}
+
+// Dir returns the absolute path of the session's directory.
+func (s *Session) Dir() string { return filepath.Join(s.store.path, s.Name) }
+
+// Upper returns the path of the overlay's upper directory. It has the project's mode, which
+// is what the workspace shows as its own.
+func (s *Session) Upper() string { return filepath.Join(s.Dir(), upperDir) }
+
+// Work returns the path of the overlay's work directory.
+func (s *Session) Work() string { return filepath.Join(s.Dir(), workDir) }
+
+// OpenUpper opens the upper directory for reading what the session changed.
+func (s *Session) OpenUpper() (*os.Root, error) {
+	root, err := s.store.root.OpenRoot(filepath.Join(s.Name, upperDir))
+	if err != nil {
+		return nil, s.missing(err)
+	}
+	return root, nil
+}
+
+// Used returns when the session's last command began, or when the session was made.
+func (s *Session) Used() time.Time {
+	if len(s.Runs) > 0 {
+		return s.Runs[len(s.Runs)-1].Started
+	}
+	return s.Created
+}
+
+// Changed says whether the upper directory holds anything at all. What it holds need not
+// differ from the project: that takes a comparison.
+func (s *Session) Changed() (bool, error) {
+	dir, err := s.store.root.Open(filepath.Join(s.Name, upperDir))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if errors.Is(err, fs.ErrPermission) {
+		return true, nil // its mode was changed by the sandbox
+	}
+	if err != nil {
+		return false, stateError(err, "look at the session "+s.Name)
+	}
+	defer dir.Close()
+	_, err = dir.Readdirnames(1)
+	if errors.Is(err, io.EOF) {
+		return false, nil
+	}
+	if err != nil {
+		return false, stateError(err, "look at the session "+s.Name)
+	}
+	return true, nil
+}
+
+// makeLayer makes the two directories that the overlay needs.
+func (s *Session) makeLayer(mode fs.FileMode) error {
+	fd := int(s.lock.Fd())
+	if err := unix.Mkdirat(fd, workDir, 0o700); err != nil {
+		return err
+	}
+	if err := unix.Mkdirat(fd, upperDir, 0o700); err != nil {
+		return err
+	}
+	return unix.Fchmodat(fd, upperDir, uint32(mode.Perm()), 0)
+}
+
+// Save writes the session's description, for good (fsync). The session must be locked.
+func (s *Session) Save() error {
+	d := disk{Version: format, Name: s.Name, Project: s.Project, Created: s.Created, Preset: s.Preset}
+	if !utf8.ValidString(d.Project) {
+		d.ProjectBytes = []byte(d.Project)
+	}
+	for _, run := range s.Runs[max(0, len(s.Runs)-maxRuns):] {
+		run.Argv = clip(run.Argv)
+		d.Runs = append(d.Runs, run)
+	}
+	data, err := json.Marshal(d)
+	if err == nil {
+		err = s.write(description, data)
+	}
+	if err != nil {
+		return stateError(err, "save the session "+s.Name)
+	}
+	return nil
+}
+
+// clip leaves out what of a command line goes beyond maxArgv.
+func clip(argv []string) []string {
+	left := maxArgv
+	for i, arg := range argv {
+		if left -= len(arg) + 1; left < 0 {
+			kept := append([]string(nil), argv[:i]...)
+			return append(kept, arg[:max(0, left+len(arg)+1)]+"…")
+		}
+	}
+	return argv
+}
+
+// write replaces a file of the session's directory, so that a crash leaves the old one or
+// the new one.
+func (s *Session) write(name string, data []byte) error {
+	temporary := filepath.Join(s.Name, name+".new")
+	f, err := s.store.root.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err = f.Write(data); err == nil {
+		err = f.Sync()
+	}
+	if err != nil {
+		return err
+	}
+	return s.store.root.Rename(temporary, filepath.Join(s.Name, name))
+}
+
+// read returns a file of the session's directory that Berm wrote, or as much of it as such
+// a file may have.
+func (s *Session) read(name string) ([]byte, error) {
+	f, err := s.store.root.Open(filepath.Join(s.Name, name))
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return io.ReadAll(io.LimitReader(f, maxDescription))
+}
+
+// load reads the session's description.
+func (s *Session) load() error {
+	data, err := s.read(description)
+	if err != nil {
+		return s.missing(err)
+	}
+	var d disk
+	if err := json.Unmarshal(data, &d); err != nil {
+		return s.damaged(err)
+	}
+	if d.Version > format {
+		return berm.Errorf(berm.Unsupported, "session %s was written by a newer berm (format %d; this one knows %d)", s.Name, d.Version, format).
+			WithHint("use that version, or `berm discard --session %s`", s.Name)
+	}
+	if d.ProjectBytes != nil {
+		d.Project = string(d.ProjectBytes)
+	}
+	if d.Version < 1 || d.Name != s.Name || !filepath.IsAbs(d.Project) || d.Created.IsZero() {
+		return s.damaged(errors.New("its description lacks what it must have"))
+	}
+	s.Project, s.Created, s.Preset, s.Runs = d.Project, d.Created, d.Preset, d.Runs
+	return nil
+}
+
+func (s *Session) damaged(err error) error {
+	return berm.Errorf(berm.Internal, "session %s cannot be read: %w", s.Name, err).
+		WithHint("its changes are in %s; `berm discard --session %s` deletes it", s.Upper(), s.Name)
+}
+
+// missing gives an error of a look-up its kind.
+func (s *Session) missing(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return berm.Errorf(berm.NotFound, "there is no session %q", s.Name).
+			WithHint("`berm sessions` lists them")
+	}
+	return stateError(err, "open the session "+s.Name)
+}
