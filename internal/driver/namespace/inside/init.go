@@ -50,7 +50,10 @@ func Main() {
 				unix.CloseOnExec(firstTree + i)
 				fds = append(fds, firstTree+i)
 			}
-			setUp(message[1:], fds)
+			if len(fds) < plan.FDCount {
+				fail("plan", "", unix.EINVAL)
+			}
+			setUp(message[1:], fds[plan.FDCount:])
 			serve(fds[:plan.FDCount])
 		default:
 			fail("message", strconv.Itoa(int(message[0])), unix.EINVAL)
@@ -58,18 +61,22 @@ func Main() {
 	}
 }
 
-// cloneTrees makes a detached mount of each path. It comes before becomeRoot: an
-// ordinary user's directories are open to that user, who is nobody inside.
+// cloneTrees makes a detached mount of each path, with the mounts below it: those that
+// came from the host cannot be left out here. It comes before becomeRoot: an ordinary
+// user's directories are open to that user, who is nobody inside.
 func cloneTrees(paths []byte) int {
 	n := 0
 	for tree := range strings.SplitSeq(string(paths), "\x00") {
+		if tree == "" {
+			continue // after the last
+		}
 		path, attr := tree[1:], unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV}
 		if tree[0] == plan.TreeRead {
 			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 		}
-		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE)
+		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.AT_RECURSIVE)
 		if err == nil {
-			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr)
+			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
 		}
 		if err == nil {
 			err = unix.Dup3(fd, firstTree+n, 0)
@@ -91,7 +98,7 @@ func becomeRoot(trees int) {
 			fail("become", "root", errno)
 		}
 	}
-	fail("exec", "init", syscall.Exec("/proc/self/exe", []string{"init"}, []string{treesVariable + "=" + strconv.Itoa(trees)}))
+	fail("exec", "init", syscall.Exec("/proc/self/exe", []string{"init"}, append(syscall.Environ(), treesVariable+"="+strconv.Itoa(trees))))
 }
 
 // receive reads one message from the monitor with its descriptors. It leaves when
@@ -121,20 +128,20 @@ func fail(step, target string, err error) {
 	unix.Exit(1)
 }
 
-// setUp carries out an encoded plan.
-func setUp(encoded []byte, fds []int) {
+// setUp carries out an encoded plan, with the descriptors of the trees.
+func setUp(encoded []byte, trees []int) {
 	unix.Umask(0) // modes in the plan are exact
 	steps, err := plan.Decode(encoded)
-	if err != nil || len(fds) < plan.FDCount {
+	if err != nil {
 		fail("plan", "", unix.EINVAL)
 	}
 	// A change of uid clears the signal that the clone set.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	for _, s := range steps {
-		if s.Op == plan.Move && (s.FD < plan.FDCount || s.FD >= len(fds)) {
+		if s.Op == plan.Move && s.FD >= len(trees) {
 			fail(s.Op.String(), s.Target, unix.EBADF)
 		}
-		if err := do(s, fds); err != nil {
+		if err := do(s, trees); err != nil {
 			fail(s.Op.String(), s.Target, err)
 		}
 	}
@@ -144,22 +151,46 @@ func setUp(encoded []byte, fds []int) {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
-// forgetHandlers takes the handlers of the Go runtime away. The kernel keeps signals from
-// inside from the first process of a pid namespace unless it has a handler for them: with
-// the runtime's, which end the process, `kill 1` would end the sandbox. A real fault ends
-// it all the same.
-func forgetHandlers() {
-	var standard [4]uint64 // struct sigaction of the kernel: no handler, flags nor mask
-	for sig := uintptr(1); sig <= 64; sig++ {
-		if sig != uintptr(unix.SIGURG) { // with which the runtime preempts its own
-			_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, sig, uintptr(unsafe.Pointer(&standard)), 0, 8, 0, 0)
+// ignoreSignals makes init deaf to signals from inside. The kernel keeps them from the first
+// process of a pid namespace unless it has a handler, and the runtime's end the process.
+// Without a handler, Linux 6.1 (6.18 does not) still ends the process when its main thread
+// blocks the signal and another does not: the runtime blocks them while it handles one and
+// while it starts a process. So they are ignored. A real fault ends init all the same.
+//
+// The agent gets the defaults: the runtime resets what it had a handler for. It has none
+// for 32 and 34, which get one that the kernel resets.
+func ignoreSignals() {
+	type sigaction struct{ handler, flags, restorer, mask uint64 } // the kernel's
+	set := func(sig int, act, old *sigaction) {
+		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(act)), uintptr(unsafe.Pointer(old)), 8, 0, 0)
+	}
+	var empty sigaction // the runtime's but for the handler
+	set(int(unix.SIGURG), nil, &empty)
+	f := nothing
+	empty.handler = **(**uint64)(unsafe.Pointer(&f))
+	for sig := 1; sig <= 64; sig++ {
+		switch unix.Signal(sig) {
+		case unix.SIGURG: // with which the runtime preempts its own
+		case unix.SIGCONT, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU: // by default do no harm
+		case unix.SIGCHLD: // ignored, it would leave nobody to wait for
+			set(sig, &sigaction{}, nil)
+		case 32, 34:
+			set(sig, &empty, nil)
+		default:
+			set(sig, &sigaction{handler: 1}, nil) // SIG_IGN
 		}
 	}
 }
 
+// nothing handles a signal. The kernel calls it, without a goroutine.
+//
+//go:nosplit
+//go:noinline
+func nothing() {}
+
 // serve starts the agent, starts it again whenever it ends, and reaps.
 func serve(fds []int) {
-	forgetHandlers()
+	ignoreSignals()
 	// The parent death signal ends init with its monitor; the end of the socket
 	// does too, should the kernel have cleared the signal.
 	go func() {
