@@ -31,8 +31,10 @@ import (
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/wall"
 	"github.com/berm-sandbox/berm/internal/embedded"
 	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/capability"
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/monitor"
@@ -384,7 +386,22 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	if spec.OnDeadline == "" {
 		spec.OnDeadline = berm.KillAtDeadline
 	}
-	set, err := d.setUp(spec)
+	var upper launch.Upper
+	var err error
+	switch d.upper(spec) {
+	case upperImage:
+		upper.Image, err = d.image(spec.Limits.Disk)
+	case upperDirectory:
+		upper.Directory = d.disk(spec.ID)
+	}
+	if err != nil {
+		return launch.Order{}, err
+	}
+	set, err := wall.Plan(wall.Config{
+		IDs: d.host.ids(spec), Limits: spec.Limits, Profile: spec.Profile, Hostname: spec.Hostname, Setuid: spec.Setuid,
+		Capabilities: capability.Inside,
+		Root:         wall.Layers{Layers: spec.Layers, Upper: upper}, Cgroup: d.groups.String(), Degraded: slices.Concat(d.host.degraded, spec.Degraded),
+	})
 	if err != nil {
 		return launch.Order{}, err
 	}
@@ -392,27 +409,18 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Invalid, "guest configuration: %w", err)
 	}
-	policy, err := json.Marshal(set.policy)
+	policy, err := json.Marshal(set.Policy)
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Internal, "policy: %w", err)
 	}
 	order := launch.Order{
 		ID: spec.ID, Directory: d.path(spec.ID), Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
-		Plan: plan.Encode(set.steps), Policy: policy, IDs: d.host.ids(spec), CgroupParent: d.config.CgroupParent,
+		Plan: plan.Encode(set.Steps), Policy: policy, IDs: d.host.ids(spec), Trees: set.Trees, Upper: upper, CgroupParent: d.config.CgroupParent,
 	}
 	if d.host.kind == launch.Leased {
 		order.Claims = d.config.Claims
 	}
-	for _, layer := range spec.Layers {
-		order.Trees = append(order.Trees, layer.Path)
-	}
-	switch d.upper(spec) {
-	case upperImage:
-		order.Upper.Image, err = d.image(spec.Limits.Disk)
-	case upperDirectory:
-		order.Upper.Directory = d.disk(spec.ID)
-	}
-	return order, err
+	return order, nil
 }
 
 // image returns the path of a formatted file system of a size, of which every sandbox

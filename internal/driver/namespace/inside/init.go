@@ -50,7 +50,10 @@ func Main() {
 				unix.CloseOnExec(firstTree + i)
 				fds = append(fds, firstTree+i)
 			}
-			setUp(message[1:], fds)
+			if len(fds) < plan.FDCount {
+				fail("plan", "", unix.EINVAL)
+			}
+			setUp(message[1:], fds[plan.FDCount:])
 			serve(fds[:plan.FDCount])
 		default:
 			fail("message", strconv.Itoa(int(message[0])), unix.EINVAL)
@@ -58,18 +61,22 @@ func Main() {
 	}
 }
 
-// cloneTrees makes a detached mount of each path. It comes before becomeRoot: an
-// ordinary user's directories are open to that user, who is nobody inside.
+// cloneTrees makes a detached mount of each path, with the mounts below it: those that
+// came from the host cannot be left out here. It comes before becomeRoot: an ordinary
+// user's directories are open to that user, who is nobody inside.
 func cloneTrees(paths []byte) int {
 	n := 0
 	for tree := range strings.SplitSeq(string(paths), "\x00") {
+		if tree == "" {
+			continue // after the last
+		}
 		path, attr := tree[1:], unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV}
 		if tree[0] == plan.TreeRead {
 			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 		}
-		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE)
+		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.AT_RECURSIVE)
 		if err == nil {
-			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr)
+			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
 		}
 		if err == nil {
 			err = unix.Dup3(fd, firstTree+n, 0)
@@ -121,20 +128,20 @@ func fail(step, target string, err error) {
 	unix.Exit(1)
 }
 
-// setUp carries out an encoded plan.
-func setUp(encoded []byte, fds []int) {
+// setUp carries out an encoded plan, with the descriptors of the trees.
+func setUp(encoded []byte, trees []int) {
 	unix.Umask(0) // modes in the plan are exact
 	steps, err := plan.Decode(encoded)
-	if err != nil || len(fds) < plan.FDCount {
+	if err != nil {
 		fail("plan", "", unix.EINVAL)
 	}
 	// A change of uid clears the signal that the clone set.
 	_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0)
 	for _, s := range steps {
-		if s.Op == plan.Move && (s.FD < plan.FDCount || s.FD >= len(fds)) {
+		if s.Op == plan.Move && s.FD >= len(trees) {
 			fail(s.Op.String(), s.Target, unix.EBADF)
 		}
-		if err := do(s, fds); err != nil {
+		if err := do(s, trees); err != nil {
 			fail(s.Op.String(), s.Target, err)
 		}
 	}

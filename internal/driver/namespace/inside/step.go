@@ -18,7 +18,7 @@ const (
 )
 
 // do carries out one step.
-func do(s plan.Step, fds []int) error {
+func do(s plan.Step, trees []int) error {
 	switch s.Op {
 	case plan.Stage:
 		return stage(s.Data)
@@ -35,15 +35,19 @@ func do(s plan.Step, fds []int) error {
 	case plan.Remount:
 		return unix.Mount("none", s.Target, "", unix.MS_REMOUNT|unix.MS_BIND|uintptr(s.Flags), "")
 	case plan.Move:
-		err := unix.MoveMount(fds[s.FD], "", unix.AT_FDCWD, s.Target, unix.MOVE_MOUNT_F_EMPTY_PATH)
-		_ = unix.Close(fds[s.FD])
+		err := unix.MoveMount(trees[s.FD], "", unix.AT_FDCWD, s.Target, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		_ = unix.Close(trees[s.FD])
 		return err
 	case plan.Mask:
 		return mask(s.Target)
+	case plan.Cover:
+		return cover(s.Source, s.Target)
 	case plan.ReadOnly:
 		return ignoreAbsent(bind(s.Target, s.Target, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC))
 	case plan.Enter:
-		return enter(s.Target)
+		return enter(s.Target, s.Flags != 0)
+	case plan.Workdir:
+		return unix.Chdir(s.Target)
 	case plan.Hostname:
 		return unix.Sethostname([]byte(s.Data))
 	case plan.Loopback:
@@ -172,6 +176,18 @@ func mask(path string) error {
 	return unix.Mount(source, path, "", unix.MS_BIND, "")
 }
 
+// cover hides a file behind another.
+func cover(source, target string) error {
+	var stat unix.Stat_t
+	if err := unix.Lstat(target, &stat); err != nil {
+		return ignoreAbsent(err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
+		return nil
+	}
+	return bind(source, target, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+}
+
 func ignoreAbsent(err error) error {
 	if errors.Is(err, unix.ENOENT) {
 		return nil
@@ -181,7 +197,7 @@ func ignoreAbsent(err error) error {
 
 // enter makes path the root of the mount namespace and detaches the old one: the
 // root is put on top of itself, so that no directory for the old one is needed.
-func enter(path string) error {
+func enter(path string, streams bool) error {
 	if err := unix.Chdir(path); err != nil {
 		return err
 	}
@@ -193,6 +209,9 @@ func enter(path string) error {
 	}
 	if err := unix.Chdir("/"); err != nil {
 		return err
+	}
+	if streams {
+		return nil
 	}
 	// The standard streams still are the host's /dev/null.
 	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)

@@ -114,35 +114,17 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	if err := s.channels(fds); err != nil {
 		return nil, err
 	}
-	if order.IDs.Kind == Leased {
-		for _, path := range order.Trees {
-			tree, err := openTree(path)
-			if err != nil {
-				return nil, err
-			}
-			fds = append(fds, tree)
-		}
-	}
-	monitor.Trace("channels and trees")
+	monitor.Trace("channels")
 	m := <-upper
 	upper = nil
 	if m.err != nil {
 		return nil, m.err
 	}
-	if s.upper = m.fd; s.upper != nil {
-		fds = append(fds, s.upper)
-	}
-	if order.IDs.Kind == Leased {
-		userns, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user")
-		if err != nil {
-			return nil, s.explain(err)
-		}
-		defer userns.Close()
-		for _, tree := range fds[plan.FDCount:] {
-			if err := mount.IDMap(int(tree.Fd()), int(userns.Fd())); err != nil {
-				return nil, err
-			}
-		}
+	s.upper = m.fd
+	trees, err := s.trees()
+	fds = append(fds, trees...)
+	if err != nil {
+		return nil, err
 	}
 	monitor.Trace("mounts prepared")
 	if err := failpoint.Hit("launch.mounts"); err != nil {
@@ -207,43 +189,14 @@ func (s *Sandbox) removeGroup() {
 	_ = s.group.Remove(ctx)
 }
 
-// spawn starts init in fresh namespaces, where it waits for the plan.
+// spawn starts init from its sealed executable in fresh namespaces, where it waits for
+// the plan.
 func (s *Sandbox) spawn() error {
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fault("socket pair", err)
-	}
-	theirs := os.NewFile(uintptr(pair[1]), "control")
-	defer theirs.Close()
-	_ = unix.SetNonblock(pair[0], true)
-	s.control = os.NewFile(uintptr(pair[0]), "control")
-
-	pidfd := -1
-	attr := &syscall.SysProcAttr{
-		Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET |
-			unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP,
-		Pdeathsig: unix.SIGKILL,
-		PidFD:     &pidfd,
-		Setsid:    true,
-	}
-	switch s.order.IDs.Kind {
-	case Subordinate:
-		// The map needs a living process; these survive the execution before it.
-		attr.AmbientCaps = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SYS_ADMIN}
-	case Leased, Single:
-		attr.UidMappings, attr.GidMappings = mappings(s.order.IDs.UIDs), mappings(s.order.IDs.GIDs)
-		// An ordinary user may map the own group only without setgroups.
-		attr.GidMappingsEnableSetgroups = s.order.IDs.Kind == Leased
-		attr.Credential = &syscall.Credential{NoSetGroups: s.order.IDs.Kind == Single}
-	}
-	into, err := s.group.File()
+	theirs, err := s.connect()
 	if err != nil {
 		return err
 	}
-	if into != nil {
-		defer into.Close()
-		attr.UseCgroupFD, attr.CgroupFD = true, int(into.Fd())
-	}
+	defer theirs.Close()
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return fault("open null device", err)
@@ -256,18 +209,65 @@ func (s *Sandbox) spawn() error {
 		return fault("init's executable", err)
 	}
 	defer func() { _ = unix.Close(executable) }()
+	return s.enter("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
+		Dir:   "/",
+		Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
+		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+}
+
+// connect makes the socket to init and returns init's end of it.
+func (s *Sandbox) connect() (*os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fault("socket pair", err)
+	}
+	_ = unix.SetNonblock(pair[0], true)
+	s.control = os.NewFile(uintptr(pair[0]), "control")
+	return os.NewFile(uintptr(pair[1]), "control"), nil
+}
+
+// enter executes init in fresh namespaces and in the control group.
+func (s *Sandbox) enter(path string, argv []string, attr *syscall.ProcAttr) error {
+	ids, pidfd := s.order.IDs, -1
+	sys := attr.Sys
+	sys.Cloneflags = unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET |
+		unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
+	sys.Pdeathsig = unix.SIGKILL
+	sys.PidFD = &pidfd
+	switch ids.Kind {
+	case Subordinate:
+		// The map needs a living process; these survive the execution before it.
+		sys.AmbientCaps = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SYS_ADMIN}
+	case Leased, Single:
+		sys.UidMappings, sys.GidMappings = mappings(ids.UIDs), mappings(ids.GIDs)
+		// An ordinary user may map the own group only without setgroups.
+		sys.GidMappingsEnableSetgroups = ids.Kind == Leased
+		sys.Credential = &syscall.Credential{
+			Uid: uint32(ids.UIDs[0].Inside), Gid: uint32(ids.GIDs[0].Inside), NoSetGroups: ids.Kind == Single,
+		}
+		if ids.UIDs[0].Inside != 0 {
+			// The execution as another id than 0 takes all capabilities but these, which
+			// the steps of a plan need.
+			sys.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP}
+		}
+	}
+	into, err := s.group.File()
+	if err != nil {
+		return err
+	}
+	if into != nil {
+		defer into.Close()
+		sys.UseCgroupFD, sys.CgroupFD = true, int(into.Fd())
+	}
 	start := func() (err error) {
-		s.pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(executable), []string{"init"}, &syscall.ProcAttr{
-			Dir:   "/",
-			Env:   []string{"GOGC=off", "GOMAXPROCS=1"},
-			Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), theirs.Fd()},
-			Sys:   attr,
-		})
+		s.pid, err = syscall.ForkExec(path, argv, attr)
 		return err
 	}
 	err = s.group.Inside(func() error {
-		if s.order.IDs.Kind == Leased {
-			return asOwner(s.order.IDs.UIDs[0].Outside, start)
+		if ids.Kind == Leased {
+			return asOwner(ids.UIDs[0].Outside, start)
 		}
 		return start()
 	})
@@ -305,17 +305,50 @@ func mappings(ranges []Range) []syscall.SysProcIDMap {
 	return maps
 }
 
+// trees makes the detached mounts that the plan attaches. Those of an ordinary user are
+// cloned by init. The caller closes what is returned, but for s.upper.
+func (s *Sandbox) trees() (fds []*os.File, err error) {
+	if s.order.IDs.Kind != Leased {
+		return nil, nil
+	}
+	userns, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user")
+	if err != nil {
+		return nil, s.explain(err)
+	}
+	defer userns.Close()
+	for _, t := range s.order.Trees {
+		tree := s.upper
+		if !t.Upper {
+			if tree, err = t.open(); err != nil {
+				return fds, err
+			}
+		}
+		fds = append(fds, tree)
+		if t.Host {
+			continue
+		}
+		if err := mount.IDMap(int(tree.Fd()), int(userns.Fd())); err != nil {
+			return fds, err
+		}
+	}
+	return fds, nil
+}
+
 // enterAsUser does what only an ordinary user's sandbox needs: init clones the trees,
 // which the monitor may not, and gets its ids from the set-uid helpers of the system.
 func (s *Sandbox) enterAsUser() error {
-	var trees []string
-	for _, path := range s.order.Trees {
-		trees = append(trees, string(plan.TreeRead)+path)
+	var trees []byte
+	for _, t := range s.order.Trees {
+		kind := byte(plan.TreeRead)
+		switch {
+		case t.Upper:
+			kind, t.Path = plan.TreeWrite, s.order.Upper.Directory
+		case t.Write:
+			kind = plan.TreeWrite
+		}
+		trees = append(append(append(trees, kind), t.Path...), 0)
 	}
-	if dir := s.order.Upper.Directory; dir != "" {
-		trees = append(trees, string(plan.TreeWrite)+dir)
-	}
-	if err := s.send(plan.Trees, []byte(strings.Join(trees, "\x00")), nil); err != nil {
+	if err := s.send(plan.Trees, trees, nil); err != nil {
 		return s.explain(err)
 	}
 	if s.order.IDs.Kind == Single {
@@ -387,7 +420,7 @@ func memfd(name string, content []byte) (*os.File, error) {
 func (s *Sandbox) send(kind byte, body []byte, files []*os.File) error {
 	message := append([]byte{kind}, body...)
 	if len(message) > plan.MaxMessage || len(files) > plan.MaxFDs {
-		return berm.Errorf(berm.Invalid, "the template has too many layers: %d", len(s.order.Trees))
+		return berm.Errorf(berm.Invalid, "too many layers or paths to show: %d", len(s.order.Trees))
 	}
 	var rights []byte
 	if len(files) > 0 {

@@ -38,13 +38,20 @@ func (u Upper) open() (*os.File, error) {
 	return nil, nil
 }
 
-// openTree makes a detached, read-only mount of a directory.
-func openTree(path string) (*os.File, error) {
-	tree, err := file(mount.Clone(unix.AT_FDCWD, path, false))
+// open makes the detached mount of a tree.
+func (t Tree) open() (*os.File, error) {
+	tree, err := file(mount.Clone(unix.AT_FDCWD, t.Path, t.Host))
 	if err != nil {
 		return nil, err
 	}
-	if err := mount.SetAttr(int(tree.Fd()), mount.ReadOnly|mount.NoDev, 0, false); err != nil {
+	attr := uint64(mount.NoDev)
+	if !t.Write {
+		attr |= mount.ReadOnly
+	}
+	if t.Host {
+		attr |= mount.NoSuid
+	}
+	if err := mount.SetAttr(int(tree.Fd()), attr, 0, t.Host); err != nil {
 		tree.Close()
 		return nil, err
 	}

@@ -32,10 +32,9 @@ type Order struct {
 	Plan       []byte          `json:"plan"`   // what init does; see package plan
 	Policy     json.RawMessage `json:"policy"` // berm.Policy: what the plan amounts to
 	IDs        IDs             `json:"ids"`
-	// Trees are directories that init gets as read-only, detached mounts, in order; the
-	// writable layer, if it is passed, comes after them.
-	Trees []string `json:"trees"`
-	Upper Upper    `json:"upper"`
+	// Trees are what the plan attaches, in order.
+	Trees []Tree `json:"trees"`
+	Upper Upper  `json:"upper"`
 	// CgroupParent is where control groups are made; see cgroup.Config.
 	CgroupParent string `json:"cgroupParent,omitempty"`
 	// Claims is the file in which the leased IDs are claimed, beside the server, for as
@@ -70,6 +69,18 @@ type Range struct {
 	Inside  int `json:"inside"`
 	Outside int `json:"outside"`
 	Count   int `json:"count"`
+}
+
+// Tree is a directory or file of the host that init gets as a detached mount.
+type Tree struct {
+	Path string `json:"path,omitempty"`
+	// Write lets it be changed.
+	Write bool `json:"write,omitempty"`
+	// Host marks a part of the host that is shown as it is: with the mounts below it, and
+	// with the ids that it has on disk, so that nobody inside owns any of it.
+	Host bool `json:"host,omitempty"`
+	// Upper stands for the writable layer; the other fields are unused then.
+	Upper bool `json:"upper,omitempty"`
 }
 
 // Upper says what the writable layer is made of.

@@ -16,7 +16,7 @@ func Remove(init *os.File, ids IDs, dir string) error {
 	// The parent death signal of init comes with the end of this thread.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	s := &Sandbox{order: Order{IDs: ids, Upper: Upper{Directory: dir}}, init: int(init.Fd()), group: &cgroup.Group{}}
+	s := &Sandbox{order: Order{IDs: ids, Trees: []Tree{{Upper: true}}, Upper: Upper{Directory: dir}}, init: int(init.Fd()), group: &cgroup.Group{}}
 	cu := cleanup.Make(s.close)
 	defer cu.Clean()
 	if err := s.spawn(); err != nil {

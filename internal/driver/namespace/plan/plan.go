@@ -34,16 +34,22 @@ const (
 	Bind
 	// Remount replaces the mount flags of the mount Target by Flags.
 	Remount
-	// Move puts the detached mount in descriptor FD on Target.
+	// Move puts the detached mount number FD of those that came with the plan on Target.
 	Move
 	// Mask hides Target, a file, behind something that nobody can open. A Target
 	// that does not exist is skipped.
 	Mask
+	// Cover puts the file Source over the file Target, read-only. A Target that is absent
+	// or a symbolic link is skipped: what it points to may be anywhere.
+	Cover
 	// ReadOnly makes the tree below Target unwritable. A Target that does not exist
 	// is skipped.
 	ReadOnly
-	// Enter makes Target the root and lets the old one go.
+	// Enter makes Target the root and lets the old one go. Flags other than 0 keep the
+	// standard streams; else they become the new root's /dev/null.
 	Enter
+	// Workdir makes Target the working directory.
+	Workdir
 	// Hostname sets the host name to Data.
 	Hostname
 	// Loopback brings the interface lo up.
@@ -65,7 +71,7 @@ const (
 	Capabilities
 )
 
-var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "remount", "move", "mask", "read-only", "enter", "hostname", "loopback", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
+var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
 
 func (op Op) String() string {
 	if int(op) < len(names) {

@@ -21,8 +21,8 @@ const MaxMessage = 128 << 10
 
 // The first byte of a message from the monitor to init.
 const (
-	// Trees: paths, separated by zero bytes, that init clones as detached mounts; before
-	// each a byte, TreeRead or TreeWrite. Only the monitor of an ordinary user sends it,
+	// Trees: paths that init clones as detached mounts; before each a byte, TreeRead or
+	// TreeWrite, and after it a zero byte. Only the monitor of an ordinary user sends it,
 	// who may not do so outside.
 	Trees = 't'
 	// Mapped: ids are mapped now, and init becomes root inside by executing itself again.
@@ -31,6 +31,8 @@ const (
 	Remove = 'd'
 	// SetUp: the plan, with its descriptors.
 	SetUp = 's'
+	// Signal: one byte, the number of a signal for the command.
+	Signal = 'k'
 )
 
 // Whether a tree can be written.
@@ -41,7 +43,8 @@ const (
 
 // The first byte of a message from init to the monitor.
 const (
-	Started   = 's' // the plan is carried out and the agent runs
+	Started   = 's' // the plan is carried out and the agent or the command runs
+	Ended     = 'e' // four bytes: the wait status of the command
 	Failed    = 'f' // text: the step and what went wrong
 	AgentLost = 'a' // text: how the agent ended; init starts it again
 	Lowered   = 'l' // text: what the kernel did not grant

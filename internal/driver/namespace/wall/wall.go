@@ -1,11 +1,12 @@
-package namespace
+// Package wall plans what init builds around the processes of a sandbox, and tells what
+// that amounts to.
+package wall
 
 import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"github.com/berm-sandbox/berm/internal/kernel/capability"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
@@ -69,22 +71,45 @@ var rlimits = []struct {
 	{unix.RLIMIT_MSGQUEUE, "message queues", 819200, 819200},
 }
 
-// setUp is the plan for a spec and the policy that the plan amounts to: both are made
-// in one pass, so that what is shown is what is done.
-type setUp struct {
-	steps  []plan.Step
-	policy berm.Policy
+// Config is what a wall is made for.
+type Config struct {
+	IDs      launch.IDs
+	Limits   berm.Limits
+	Profile  string // of seccomp; "" is the default
+	Hostname string
+	Setuid   bool // see berm.Spec
+	// Capabilities are what root inside keeps. Other users have none.
+	Capabilities capability.Set
+	Root         Root
+	Cgroup       string   // the layout of control groups, for the policy
+	Degraded     []string // what the host could not give, for the policy
 }
 
-func (s *setUp) add(step plan.Step) { s.steps = append(s.steps, step) }
+// Root is what the file system inside is made of.
+type Root interface {
+	// build adds the steps from the empty stage to all that is not in /proc, /dev or /sys.
+	build(*SetUp, Config)
+	// finish adds the steps that enter the root and give the machine a name of its own.
+	finish(*SetUp, Config)
+}
+
+// SetUp is a plan and the policy that it amounts to: both are made in one pass, so that
+// what is shown is what is done.
+type SetUp struct {
+	Steps  []plan.Step
+	Trees  []launch.Tree // that the plan attaches, in this order
+	Policy berm.Policy
+}
+
+func (s *SetUp) add(step plan.Step) { s.Steps = append(s.Steps, step) }
 
 // mount adds a mount below the new root and shows it in the policy.
-func (s *setUp) mount(target, fstype string, flags uint64, options string) {
+func (s *SetUp) mount(target, fstype string, flags uint64, options string) {
 	s.add(plan.Step{Op: plan.Mount, Target: stageRoot + target, Source: fstype, Flags: flags, Data: options})
 	s.show(target, fstype, flags, options)
 }
 
-func (s *setUp) show(target, what string, flags uint64, options string) {
+func (s *SetUp) show(target, what string, flags uint64, options string) {
 	line := target + " " + what
 	if names := flagNames(flags); names != "" {
 		line += " " + names
@@ -92,7 +117,7 @@ func (s *setUp) show(target, what string, flags uint64, options string) {
 	if options != "" {
 		line += " (" + options + ")"
 	}
-	s.policy.Mounts = append(s.policy.Mounts, line)
+	s.Policy.Mounts = append(s.Policy.Mounts, line)
 }
 
 func flagNames(flags uint64) string {
@@ -108,90 +133,54 @@ func flagNames(flags uint64) string {
 	return strings.Join(names, ",")
 }
 
-// setUp makes the plan and the policy of a spec.
-func (d *Driver) setUp(spec berm.Spec) (*setUp, error) {
-	s := &setUp{policy: berm.Policy{
+// Plan makes the plan and the policy of a wall. It fails with Invalid when there is no
+// such seccomp profile.
+func Plan(c Config) (*SetUp, error) {
+	s := &SetUp{Policy: berm.Policy{
 		Level:      berm.Namespace,
 		Namespaces: []string{"user", "pid", "mount", "network", "ipc", "uts", "cgroup"},
-		IDMap:      d.host.ids(spec).String(),
-		Limits:     spec.Limits,
+		IDMap:      c.IDs.String(),
+		Limits:     c.Limits,
 		Network:    "none but loopback",
-		Cgroup:     d.groups.String(),
-		Degraded:   slices.Concat(d.host.degraded, spec.Degraded),
+		Cgroup:     c.Cgroup,
+		Degraded:   c.Degraded,
 	}}
-	s.root(d, spec)
+	s.add(plan.Step{Op: plan.Stage, Data: "mode=0755,size=1m"})
+	c.Root.build(s, c)
 	s.proc()
-	s.dev(d, spec)
+	s.dev(c)
 	s.sys()
-	s.add(plan.Step{Op: plan.Hostname, Data: spec.Hostname})
+	s.add(plan.Step{Op: plan.Hostname, Data: c.Hostname})
 	s.add(plan.Step{Op: plan.Loopback})
-	s.add(plan.Step{Op: plan.Enter, Target: stageRoot})
-	s.identity(spec)
+	c.Root.finish(s, c)
 	for _, r := range rlimits {
-		s.add(plan.Step{Op: plan.Rlimit, FD: r.resource, Flags: r.soft, Target: strconv.FormatUint(r.hard, 10), Data: r.name})
-		text := amount
-		if r.resource == unix.RLIMIT_NOFILE { // the one that does not count bytes
-			text = func(n uint64) string { return strconv.FormatUint(n, 10) }
-		}
-		s.policy.Rlimits = append(s.policy.Rlimits, fmt.Sprintf("%s: %s, at most %s", r.name, text(r.soft), text(r.hard)))
+		s.rlimit(r.resource, r.name, r.soft, r.hard)
 	}
-	return s, s.rights(spec)
+	return s, s.rights(c)
 }
 
-// root puts the layers and the writable layer on top of each other. All names are
-// relative, so that no path of the host shows in /proc/self/mountinfo.
-func (s *setUp) root(d *Driver, spec berm.Spec) {
-	s.add(plan.Step{Op: plan.Stage, Data: "mode=0755,size=1m"})
-	fd := int(plan.FDCount)
-	place := func(name string) {
-		s.add(plan.Step{Op: plan.Mkdir, Target: name, Flags: 0o755})
-		s.add(plan.Step{Op: plan.Move, Target: name, FD: fd})
-		fd++
+func (s *SetUp) rlimit(resource int, name string, soft, hard uint64) {
+	s.add(plan.Step{Op: plan.Rlimit, FD: resource, Flags: soft, Target: strconv.FormatUint(hard, 10), Data: name})
+	text := amount
+	if resource == unix.RLIMIT_NOFILE || resource == unix.RLIMIT_NPROC { // they do not count bytes
+		text = func(n uint64) string { return strconv.FormatUint(n, 10) }
 	}
-	lower := make([]string, len(spec.Layers))
-	for i := range spec.Layers {
-		name := strconv.Itoa(i)
-		place(name)
-		lower[len(lower)-1-i] = name // overlayfs wants the top first
-	}
-	var upper string
-	switch d.upper(spec) {
-	case upperImage:
-		place(stageUpper)
-		upper = fmt.Sprintf("at most %s on disk", amount(uint64(spec.Limits.Disk)))
-	case upperDirectory:
-		place(stageUpper)
-		upper = "on the host's disk, not limited"
-	case upperMemory:
-		options := "mode=0755"
-		upper = "in memory, at most half of the host's"
-		if spec.Limits.Disk > 0 {
-			options += ",size=" + strconv.FormatInt(spec.Limits.Disk, 10)
-			upper = "in memory, at most " + amount(uint64(spec.Limits.Disk))
-		}
-		s.add(plan.Step{Op: plan.Mkdir, Target: stageUpper, Flags: 0o755})
-		s.add(plan.Step{Op: plan.Mount, Target: stageUpper, Source: "tmpfs", Flags: unix.MS_NODEV, Data: options})
-	}
-	s.add(plan.Step{Op: plan.Mkdir, Target: stageUpper + "/upper", Flags: 0o755})
-	s.add(plan.Step{Op: plan.Mkdir, Target: stageUpper + "/work", Flags: 0o700})
+	s.Policy.Rlimits = append(s.Policy.Rlimits, fmt.Sprintf("%s: %s, at most %s", name, text(soft), text(hard)))
+}
 
-	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot, Flags: 0o755})
-	flags := uint64(unix.MS_NODEV)
-	if !spec.Setuid {
-		flags |= unix.MS_NOSUID
-	}
-	s.add(plan.Step{Op: plan.Mount, Target: stageRoot, Source: "overlay", Flags: flags,
-		// The writable layer does not outlive the sandbox: volatile spares every wait
-		// for the disk.
-		Data: "lowerdir=" + strings.Join(lower, ":") + ",upperdir=u/upper,workdir=u/work,userxattr,volatile"})
-	s.show("/", "overlay", flags, fmt.Sprintf("%d read-only layers; writes: %s", len(lower), upper))
-	for _, dir := range []string{"/proc", "/dev", "/sys", "/etc"} {
-		s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot + dir, Flags: 0o755})
-	}
+// place attaches the next tree to a new directory of the stage.
+func (s *SetUp) place(name string, tree launch.Tree) {
+	s.add(plan.Step{Op: plan.Mkdir, Target: name, Flags: 0o755})
+	s.attach(name, tree)
+}
+
+func (s *SetUp) attach(target string, tree launch.Tree) {
+	s.add(plan.Step{Op: plan.Move, Target: target, FD: len(s.Trees)})
+	s.Trees = append(s.Trees, tree)
 }
 
 // proc mounts a process table of the sandbox's own and closes what is the host's.
-func (s *setUp) proc() {
+func (s *SetUp) proc() {
 	s.mount("/proc", "proc", hidden, "")
 	for _, path := range readOnly {
 		s.add(plan.Step{Op: plan.ReadOnly, Target: stageRoot + path})
@@ -199,19 +188,19 @@ func (s *setUp) proc() {
 	for _, path := range masked {
 		s.add(plan.Step{Op: plan.Mask, Target: stageRoot + path})
 	}
-	s.policy.ReadOnly, s.policy.Masked = readOnly, masked
+	s.Policy.ReadOnly, s.Policy.Masked = readOnly, masked
 	s.add(plan.Step{Op: plan.File, Target: stageBoot, Flags: 0o444, Data: uuid() + "\n"})
 	s.add(plan.Step{Op: plan.Bind, Source: stageBoot, Target: stageRoot + "/proc/sys/kernel/random/boot_id", Flags: unix.MS_RDONLY | hidden})
 	s.show("/proc/sys/kernel/random/boot_id", "file", unix.MS_RDONLY|hidden, "own value")
 }
 
 // dev makes the few devices that programs expect.
-func (s *setUp) dev(d *Driver, spec berm.Spec) {
+func (s *SetUp) dev(c Config) {
 	s.mount("/dev", "tmpfs", unix.MS_NOSUID|unix.MS_NOEXEC, "mode=0755,size=1m,nr_inodes=1024")
 	for _, name := range devices {
 		s.add(plan.Step{Op: plan.File, Target: stageRoot + "/dev/" + name, Flags: 0o666})
 		s.add(plan.Step{Op: plan.Bind, Source: "/dev/" + name, Target: stageRoot + "/dev/" + name, Flags: unix.MS_NOSUID | unix.MS_NOEXEC})
-		s.policy.Devices = append(s.policy.Devices, "/dev/"+name)
+		s.Policy.Devices = append(s.Policy.Devices, "/dev/"+name)
 	}
 	for _, link := range [][2]string{
 		{"/proc/self/fd", "fd"}, {"fd/0", "stdin"}, {"fd/1", "stdout"}, {"fd/2", "stderr"}, {"pts/ptmx", "ptmx"},
@@ -222,12 +211,12 @@ func (s *setUp) dev(d *Driver, spec berm.Spec) {
 	// All instances together have as many terminals as the host, 3072 unless its
 	// administrator changed it: max leaves some to the other sandboxes.
 	options := "newinstance,ptmxmode=0666,mode=0620,max=256"
-	if d.host.ids(spec).HasGroup(5) {
+	if c.IDs.HasGroup(5) {
 		options += ",gid=5" // group tty of every distribution
 	}
 	s.mount("/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, options)
 	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot + "/dev/shm", Flags: 0o1777})
-	s.mount("/dev/shm", "tmpfs", hidden, fmt.Sprintf("mode=1777,size=%d", sharedMemory(spec.Limits)))
+	s.mount("/dev/shm", "tmpfs", hidden, fmt.Sprintf("mode=1777,size=%d", sharedMemory(c.Limits)))
 }
 
 // sharedMemory is the size of /dev/shm. It counts as memory of the sandbox.
@@ -239,7 +228,7 @@ func sharedMemory(l berm.Limits) int64 {
 }
 
 // sys shows the processors and nothing else: sysfs tells of the host's hardware.
-func (s *setUp) sys() {
+func (s *SetUp) sys() {
 	s.mount("/sys", "tmpfs", hidden, "mode=0755,size=64k")
 	dir := stageRoot + "/sys"
 	for part := range strings.SplitSeq(strings.TrimPrefix(cpus, "/sys/"), "/") {
@@ -253,37 +242,35 @@ func (s *setUp) sys() {
 	s.add(plan.Step{Op: plan.Remount, Target: stageRoot + "/sys", Flags: unix.MS_RDONLY | hidden})
 }
 
-// identity writes what tells one machine from another.
-func (s *setUp) identity(spec berm.Spec) {
+// identity is what tells one machine from another, by the names of files in /etc.
+func identity(hostname string) [][2]string {
 	id := make([]byte, 16)
 	rand.Read(id)
-	for _, f := range []struct{ name, content string }{
-		{"hostname", spec.Hostname + "\n"},
-		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + spec.Hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+	return [][2]string{
+		{"hostname", hostname + "\n"},
+		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
 		{"resolv.conf", "nameserver 127.0.0.1\noptions attempts:1 timeout:1\n"},
 		{"machine-id", hex.EncodeToString(id) + "\n"},
-	} {
-		s.add(plan.Step{Op: plan.File, Target: "/etc/" + f.name, Flags: 0o644, Data: f.content})
 	}
 }
 
 // rights gives away what the sandbox must not have. The filter comes before the
 // capabilities go, because a sandbox with set-uid programs has no no_new_privs, which
 // is the other way to be allowed to load it.
-func (s *setUp) rights(spec berm.Spec) error {
+func (s *SetUp) rights(c Config) error {
 	s.landlock()
-	s.policy.Capabilities = capability.Inside.Names()
-	s.add(plan.Step{Op: plan.Bounding, Flags: uint64(capability.Inside)})
-	if s.policy.NoNewPrivs = !spec.Setuid; s.policy.NoNewPrivs {
+	s.Policy.Capabilities = c.Capabilities.Names()
+	s.add(plan.Step{Op: plan.Bounding, Flags: uint64(c.Capabilities)})
+	if s.Policy.NoNewPrivs = !c.Setuid; s.Policy.NoNewPrivs {
 		s.add(plan.Step{Op: plan.NoNewPrivs})
 	}
-	f, err := filterOf(spec.Profile)
+	f, err := filterOf(c.Profile)
 	if err != nil {
 		return err
 	}
-	s.policy.Seccomp = f.description
+	s.Policy.Seccomp = f.description
 	s.add(plan.Step{Op: plan.Seccomp, Data: f.program})
-	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(capability.Inside)})
+	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(c.Capabilities)})
 	return nil
 }
 
@@ -316,18 +303,18 @@ func filterOf(name string) (filter, error) {
 }
 
 // landlock closes device nodes a second time, behind capabilities and mount flags.
-func (s *setUp) landlock() {
+func (s *SetUp) landlock() {
 	abi := landlock.ABI()
 	if abi < 2 {
-		s.policy.Landlock = fmt.Sprintf("off: ABI %d; the first that lets files move between directories is 2 (Linux 5.19)", abi)
+		s.Policy.Landlock = fmt.Sprintf("off: ABI %d; the first that lets files move between directories is 2 (Linux 5.19)", abi)
 		return
 	}
 	step := plan.Step{Op: plan.Landlock, Flags: unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER}
-	s.policy.Landlock = fmt.Sprintf("ABI %d: no making of device nodes, no change of mounts, no tracing of processes outside", abi)
+	s.Policy.Landlock = fmt.Sprintf("ABI %d: no making of device nodes, no change of mounts, no tracing of processes outside", abi)
 	if abi >= 5 { // Linux 6.10
 		step.Flags |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 		step.Source = "/dev/pts /dev/" + strings.Join(devices, " /dev/")
-		s.policy.Landlock += ", no ioctl on other devices than those listed"
+		s.Policy.Landlock += ", no ioctl on other devices than those listed"
 	}
 	s.add(step)
 }

@@ -1,0 +1,231 @@
+package launch
+
+import (
+	"context"
+	"encoding/binary"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/reexec"
+	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// Command is what a sandbox without an agent is for.
+type Command struct {
+	Argv    []string // at least one
+	Env     []string
+	Streams [3]*os.File
+	// Timeout ends the command; 0 is none.
+	Timeout time.Duration
+	// Signals are passed on to the command.
+	Signals <-chan os.Signal
+}
+
+// Ended is how a command ended.
+type Ended struct {
+	Status unix.WaitStatus // of the command; init's own when Started is false
+	Reason berm.Reason
+	// Started is false when the command was never executed; Detail says why then, and the
+	// exit status is 126 or 127.
+	Started  bool
+	Detail   string
+	Degraded []string // what the host did not grant
+	OOMKills int64    // processes that the kernel ended for memory
+}
+
+// Run makes the sandbox of order around one command, with this process as its monitor,
+// and returns when every process of it has ended. The fields of order that are for the
+// agent are not used. Cancelling ctx ends the command. When it fails, nothing is left
+// and the command did not run.
+func Run(ctx context.Context, order Order, command Command) (_ Ended, err error) {
+	// Init dies with the thread that started it.
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s := &Sandbox{order: order, init: -1, onAgent: func() {}, group: &cgroup.Group{}}
+	cu := cleanup.Make(s.close)
+	defer cu.Clean()
+	if err := s.claimIDs(); err != nil {
+		return Ended{}, err
+	}
+	if order.Limits != (berm.Limits{}) {
+		if err := s.makeGroup(); err != nil {
+			return Ended{}, err
+		}
+		cu.Add(s.removeGroup)
+	}
+	monitor.Trace("control group made")
+	theirs, err := s.connect()
+	if err != nil {
+		return Ended{}, err
+	}
+	err = s.enter("/proc/self/exe", append([]string{reexec.Name}, command.Argv...), &syscall.ProcAttr{
+		Dir: "/",
+		// The first two are for init's own runtime.
+		Env:   append([]string{"GOGC=off", "GOMAXPROCS=1"}, command.Env...),
+		Files: []uintptr{command.Streams[0].Fd(), command.Streams[1].Fd(), command.Streams[2].Fd(), theirs.Fd()},
+		Sys:   &syscall.SysProcAttr{},
+	})
+	theirs.Close()
+	if err != nil {
+		return Ended{}, err
+	}
+	runtime.KeepAlive(command.Streams)
+	cu.Add(func() { s.Kill(); s.reap() })
+	monitor.Trace("init started")
+	if s.order.IDs.Kind == Leased && s.order.Upper.Directory != "" {
+		if s.upper, err = s.order.Upper.open(); err != nil {
+			return Ended{}, err
+		}
+	}
+	trees, err := s.trees()
+	defer func() {
+		for _, t := range trees {
+			if t != s.upper {
+				t.Close()
+			}
+		}
+	}()
+	if err != nil {
+		return Ended{}, err
+	}
+	if order.IDs.Kind != Leased {
+		if err := s.enterAsUser(); err != nil {
+			return Ended{}, err
+		}
+	}
+	if err := s.send(plan.SetUp, order.Plan, trees); err != nil {
+		return Ended{}, s.explain(err)
+	}
+	monitor.Trace("plan sent")
+
+	stop := s.keep(ctx, command)
+	ended := s.follow()
+	status := s.reap()
+	monitor.Trace("init reaped")
+	ended.Reason = stop()
+	if u, err := s.group.Usage(); err == nil {
+		ended.OOMKills = u.OOMKills
+	}
+	cu.Release()
+	s.removeGroup()
+	s.close()
+	if ended.Reason == "" && !ended.complete {
+		if ended.OOMKills > 0 && status.Signaled() {
+			ended.Reason, ended.Status, ended.Started = berm.ReasonOOM, status, true
+			return ended.Ended, nil
+		}
+		if ended.Detail == "" {
+			ended.Detail = "init ended: " + describe(status)
+		}
+		return Ended{}, berm.Errorf(berm.Internal, "set up the sandbox: %s", ended.Detail)
+	}
+	if ended.Reason == "" {
+		ended.Reason = berm.ReasonExit
+		if ended.OOMKills > 0 && ended.Status.Signaled() {
+			ended.Reason = berm.ReasonOOM
+		}
+	} else if !ended.complete {
+		ended.Status = status
+	}
+	return ended.Ended, nil
+}
+
+// keep ends the command at its deadline or when ctx ends, and passes signals on. The
+// function that it returns stops that and tells whether it ended the command.
+func (s *Sandbox) keep(ctx context.Context, command Command) (stop func() berm.Reason) {
+	var mu sync.Mutex
+	var reason berm.Reason
+	done := make(chan struct{})
+	end := func(r berm.Reason) {
+		mu.Lock()
+		defer mu.Unlock()
+		select {
+		case <-done: // the process is reaped: the number may be another's
+		default:
+			if reason == "" {
+				reason = r
+			}
+			s.Kill()
+		}
+	}
+	go func() {
+		var deadline <-chan time.Time
+		if command.Timeout > 0 {
+			timer := time.NewTimer(command.Timeout)
+			defer timer.Stop()
+			deadline = timer.C
+		}
+		for {
+			select {
+			case <-done:
+				return
+			case <-deadline:
+				end(berm.ReasonTimeout)
+			case <-ctx.Done():
+				end(berm.ReasonKilled)
+				return
+			case sig, ok := <-command.Signals:
+				if n, isNumber := sig.(syscall.Signal); ok && isNumber {
+					_ = s.send(plan.Signal, []byte{byte(n)}, nil)
+				}
+			}
+		}
+	}()
+	return func() berm.Reason {
+		mu.Lock()
+		defer mu.Unlock()
+		close(done)
+		return reason
+	}
+}
+
+// told is what init reported.
+type told struct {
+	Ended
+	complete bool // the command's status is known
+}
+
+// follow takes what init reports until it ends.
+func (s *Sandbox) follow() (t told) {
+	message := make([]byte, 4096)
+	for {
+		n, err := s.control.Read(message)
+		if n == 0 || err != nil {
+			return t
+		}
+		body := message[1:n]
+		switch message[0] {
+		case plan.Started:
+			t.Started = true
+			monitor.Trace("command started")
+		case plan.Ended:
+			if len(body) == 4 {
+				t.Status, t.complete = unix.WaitStatus(binary.BigEndian.Uint32(body)), true
+			}
+		case plan.Failed:
+			t.Detail = string(body)
+		case plan.Lowered:
+			if len(t.Degraded) < 32 {
+				t.Degraded = append(t.Degraded, "the host allows no more than "+string(body))
+			}
+		}
+	}
+}
+
+// describe says how a process ended.
+func describe(status unix.WaitStatus) string {
+	if status.Signaled() {
+		return unix.SignalName(status.Signal())
+	}
+	return "exit status " + strconv.Itoa(status.ExitStatus())
+}

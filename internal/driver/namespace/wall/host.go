@@ -1,0 +1,151 @@
+package wall
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+)
+
+// Host is a root in which parts of the host lie at their own paths, on memory that is
+// empty but for them.
+type Host struct {
+	Workspace Workspace
+	Home      string // a directory of memory, writable
+	Shown     []Shown
+	Console   string // the terminal that is the standard input; "" is none
+}
+
+// Workspace is the directory that the sandbox works in.
+type Workspace struct {
+	Path  string
+	Upper launch.Upper // what is written lies here, if it has a directory
+	Write bool         // without an upper: what is written lies in Path itself
+}
+
+// Shown is a part of the host at its own path. Paths come before those below them, and
+// none has a symbolic link in the middle.
+type Shown struct {
+	Path   string
+	Target string // of a symbolic link, which is made anew
+	File   bool   // no directory
+	Write  bool
+	Hide   bool // the opposite: whatever is there shows nothing
+}
+
+// build puts the root together in memory. The stage has the parts that only overlayfs
+// needs.
+func (h Host) build(s *SetUp, c Config) {
+	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot, Flags: 0o755})
+	s.add(plan.Step{Op: plan.Mount, Target: stageRoot, Source: "tmpfs", Flags: hidden &^ unix.MS_NOEXEC, Data: "mode=0755,size=4m"})
+	s.show("/", "tmpfs", unix.MS_RDONLY|hidden&^unix.MS_NOEXEC, "")
+	made := map[string]bool{"": true}
+	for _, dir := range []string{"/proc", "/dev", "/sys"} {
+		s.parents(made, dir+"/")
+	}
+	memory := func(target, mode string) {
+		options := "mode=" + mode
+		if c.Limits.Memory > 0 {
+			options += ",size=" + strconv.FormatInt(c.Limits.Memory, 10)
+		}
+		s.parents(made, target+"/")
+		s.mount(target, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, options)
+	}
+	memory("/tmp", "1777")
+	memory("/var/tmp", "1777")
+	memory("/run", "0755")
+	memory(h.Home, "0700")
+	workspace := false
+	for _, p := range h.Shown {
+		if !workspace && strings.HasPrefix(p.Path, h.Workspace.Path+"/") {
+			h.workspace(s, made)
+			workspace = true
+		}
+		switch {
+		case p.Hide:
+			s.add(plan.Step{Op: plan.Mask, Target: stageRoot + p.Path})
+			s.Policy.Masked = append(s.Policy.Masked, p.Path)
+			continue
+		case p.Target != "":
+			s.parents(made, p.Path)
+			s.add(plan.Step{Op: plan.Symlink, Source: p.Target, Target: stageRoot + p.Path})
+			s.show(p.Path, "link", 0, p.Target)
+			continue
+		case p.File:
+			if !h.within(p.Path) { // where a part of the host lies already, it is there
+				s.parents(made, p.Path)
+				s.add(plan.Step{Op: plan.File, Target: stageRoot + p.Path, Flags: 0o644})
+			}
+		default:
+			s.parents(made, p.Path+"/")
+		}
+		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write})
+		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
+		if !p.Write {
+			flags |= unix.MS_RDONLY
+		}
+		s.show(p.Path, "host", flags, "")
+	}
+	if !workspace {
+		h.workspace(s, made)
+	}
+}
+
+// within says whether path lies in a directory of the host that is shown.
+func (h Host) within(path string) bool {
+	for _, p := range h.Shown {
+		if !p.Hide && !p.File && p.Target == "" && strings.HasPrefix(path, p.Path+"/") {
+			return true
+		}
+	}
+	return strings.HasPrefix(path, h.Workspace.Path+"/")
+}
+
+// parents makes the directories that lead to path and are not there yet.
+func (s *SetUp) parents(made map[string]bool, path string) {
+	for i := range len(path) {
+		if dir := path[:i]; path[i] == '/' && !made[dir] {
+			made[dir] = true
+			s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot + dir, Flags: 0o755})
+		}
+	}
+}
+
+func (h Host) workspace(s *SetUp, made map[string]bool) {
+	w := h.Workspace
+	s.parents(made, w.Path+"/")
+	if w.Upper.Directory == "" {
+		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write})
+		how, flags := "the directory itself", uint64(unix.MS_NOSUID|unix.MS_NODEV)
+		if !w.Write {
+			flags |= unix.MS_RDONLY
+		}
+		s.show(w.Path, "workspace", flags, how)
+		return
+	}
+	s.place("0", launch.Tree{Path: w.Path})
+	s.place(stageUpper, launch.Tree{Upper: true})
+	s.overlay(stageRoot+w.Path, []string{"0"}, unix.MS_NOSUID|unix.MS_NODEV)
+	s.show(w.Path, "workspace", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("copy on write; changes are kept in %s", w.Upper.Directory))
+}
+
+// finish makes the root read-only. The files that name the machine cover the host's,
+// which are not changed.
+func (h Host) finish(s *SetUp, c Config) {
+	if h.Console != "" { // as ttyname(3) finds the terminal of programs that have it open
+		s.add(plan.Step{Op: plan.File, Target: stageRoot + "/dev/console", Flags: 0o600})
+		s.add(plan.Step{Op: plan.Bind, Source: h.Console, Target: stageRoot + "/dev/console", Flags: unix.MS_NOSUID | unix.MS_NOEXEC})
+		s.Policy.Devices = append(s.Policy.Devices, "/dev/console")
+	}
+	for _, f := range identity(c.Hostname) {
+		s.add(plan.Step{Op: plan.File, Target: f[0], Flags: 0o444, Data: f[1]})
+		s.add(plan.Step{Op: plan.Cover, Source: f[0], Target: stageRoot + "/etc/" + f[0]})
+	}
+	s.add(plan.Step{Op: plan.Remount, Target: stageRoot, Flags: unix.MS_RDONLY | hidden&^unix.MS_NOEXEC})
+	s.add(plan.Step{Op: plan.Enter, Target: stageRoot, Flags: 1})
+	s.add(plan.Step{Op: plan.Workdir, Target: h.Workspace.Path})
+}
