@@ -151,7 +151,7 @@ func setUp(encoded []byte, trees []int) {
 	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0)
 }
 
-// ignoreSignals makes init deaf to signals from inside. The kernel keeps them from the first
+// forgetHandlers makes init deaf to signals from inside. The kernel keeps them from the first
 // process of a pid namespace unless it has a handler, and the runtime's end the process.
 // Without a handler, Linux 6.1 (6.18 does not) still ends the process when its main thread
 // blocks the signal and another does not: the runtime blocks them while it handles one and
@@ -159,7 +159,7 @@ func setUp(encoded []byte, trees []int) {
 //
 // The agent gets the defaults: the runtime resets what it had a handler for. It has none
 // for 32 and 34, which get one that the kernel resets.
-func ignoreSignals() {
+func forgetHandlers() {
 	type sigaction struct{ handler, flags, restorer, mask uint64 } // the kernel's
 	set := func(sig int, act, old *sigaction) {
 		_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(sig), uintptr(unsafe.Pointer(act)), uintptr(unsafe.Pointer(old)), 8, 0, 0)
@@ -190,7 +190,7 @@ func nothing() {}
 
 // serve starts the agent, starts it again whenever it ends, and reaps.
 func serve(fds []int) {
-	ignoreSignals()
+	forgetHandlers()
 	// The parent death signal ends init with its monitor; the end of the socket
 	// does too, should the kernel have cleared the signal.
 	go func() {
