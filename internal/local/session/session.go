@@ -46,6 +46,7 @@ type Session struct {
 
 	store *Store
 	lock  *os.File
+	fresh bool // made by this process: its layer is no older than its first run
 }
 
 // Run is one command that ran in a session.
@@ -200,7 +201,8 @@ func (s *Session) load() error {
 		return s.missing(err)
 	}
 	var d disk
-	if err := json.Unmarshal(data, &d); err != nil {
+	var typed *json.UnmarshalTypeError // a newer format may have other types
+	if err := json.Unmarshal(data, &d); err != nil && (d.Version <= format || !errors.As(err, &typed)) {
 		return s.damaged(err)
 	}
 	if d.Version > format {

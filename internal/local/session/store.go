@@ -95,7 +95,7 @@ func (s *Store) Create(project, preset string) (*Session, error) {
 		} else if err != nil {
 			return nil, stateError(err, "make a session")
 		}
-		session := &Session{Name: name, Project: project, Created: time.Now(), Preset: preset, store: s}
+		session := &Session{Name: name, Project: project, Created: time.Now(), Preset: preset, store: s, fresh: true}
 		if err := session.flock(); berm.KindOf(err) == berm.Conflict || berm.KindOf(err) == berm.NotFound {
 			continue // Sweep took it for what a dead process left
 		} else if err != nil {
