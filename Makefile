@@ -9,6 +9,7 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo dev
 LDFLAGS  := -s -w -X main.version=$(VERSION)
 BUILD    := CGO_ENABLED=0 GOARCH=$(GOARCH) $(GO) build -trimpath
 AGENTS   := internal/embedded/bin/$(GOARCH)
+PLATFORM := cmd/berm/platform/$(GOARCH)
 SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
@@ -18,7 +19,9 @@ PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl bus
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
 
-build: agents ## build bin/berm, with the three helper binaries inside
+build: agents ## build bin/berm, with the platform and the helper binaries inside
+	@mkdir -p $(PLATFORM)
+	$(BUILD) -ldflags '$(LDFLAGS)' -o $(PLATFORM)/ ./cmd/berm-platform
 	$(BUILD) -ldflags '$(LDFLAGS)' -o bin/berm ./cmd/berm
 
 agents: ## build berm-monitor, berm-init and berm-guest, to be embedded

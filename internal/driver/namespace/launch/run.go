@@ -29,6 +29,8 @@ type Command struct {
 	Timeout time.Duration
 	// Signals are passed on to the command.
 	Signals <-chan os.Signal
+	// Started is called once, when the command is executed; nil is nothing.
+	Started func()
 }
 
 // Ended is how a command ended.
@@ -109,7 +111,7 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 	monitor.Trace("plan sent")
 
 	stop := s.keep(ctx, command)
-	ended := s.follow()
+	ended := s.follow(command.Started)
 	status := s.reap()
 	monitor.Trace("init reaped")
 	ended.Reason = stop()
@@ -196,7 +198,7 @@ type told struct {
 }
 
 // follow takes what init reports until it ends.
-func (s *Sandbox) follow() (t told) {
+func (s *Sandbox) follow(started func()) (t told) {
 	message := make([]byte, 4096)
 	for {
 		n, err := s.control.Read(message)
@@ -206,6 +208,9 @@ func (s *Sandbox) follow() (t told) {
 		body := message[1:n]
 		switch message[0] {
 		case plan.Started:
+			if !t.Started && started != nil {
+				started()
+			}
 			t.Started = true
 			monitor.Trace("command started")
 		case plan.Ended:

@@ -81,6 +81,9 @@ type Config struct {
 	// Capabilities are what root inside keeps. Other users have none.
 	Capabilities capability.Set
 	Root         Root
+	// Processes bounds processes and threads without a control group; 0 does not. It
+	// bounds each user inside, so it is for sandboxes that have one.
+	Processes uint64
 	Cgroup       string   // the layout of control groups, for the policy
 	Degraded     []string // what the host could not give, for the policy
 }
@@ -155,6 +158,9 @@ func Plan(c Config) (*SetUp, error) {
 	c.Root.finish(s, c)
 	for _, r := range rlimits {
 		s.rlimit(r.resource, r.name, r.soft, r.hard)
+	}
+	if c.Processes > 0 {
+		s.rlimit(unix.RLIMIT_NPROC, "processes", c.Processes, c.Processes)
 	}
 	return s, s.rights(c)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/template"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -23,7 +24,7 @@ func newTemplateCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "template",
 		Short: "Make and list templates, from which sandboxes are made",
-		Args:  usageArgs(cobra.NoArgs),
+		Args:  cli.UsageArgs(cobra.NoArgs),
 		Example: `  berm template build base
   berm template import python:3.12-slim
   berm template ls`,
@@ -48,11 +49,11 @@ func newTemplateListCommand() *cobra.Command {
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "List the templates of this machine",
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(cobra.NoArgs),
 		Example: `  berm template ls
   berm template ls --json | jq -r '.[].names[0]'`,
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		store, err := templateStore(cmd)
 		if err != nil {
@@ -64,7 +65,7 @@ func newTemplateListCommand() *cobra.Command {
 		}
 		out := cmd.OutOrStdout()
 		if *asJSON {
-			return printJSON(out, list)
+			return cli.PrintJSON(out, list)
 		}
 		table := terminal.NewTable(terminal.StyleFor(out), "NAME", "ID", "SIZE", "LAYERS", "USER", "CREATED")
 		for _, t := range list {
@@ -86,12 +87,12 @@ Nothing is done when the template is there and its recipe has not changed.
 
 The host's apt sources and options are used, but do not get into the template.
 Packages' scripts never run as root of the host.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		Example: `  berm template build base
   berm template build base --force   # newest packages`,
 		ValidArgs: []string{template.Base},
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	force := cmd.Flags().Bool("force", false, "build it even if nothing has changed")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		store, err := templateStore(cmd)
@@ -119,13 +120,13 @@ Docker's configuration file.
 
 Owners, modes, links and users' extended attributes are kept. File capabilities
 are not, and devices and FIFOs are left out, with a note.`,
-		Args: usageArgs(cobra.ExactArgs(1)),
+		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		Example: `  berm template import python:3.12-slim
   berm template import --name tools --platform linux/arm64 registry.example.com/team/tools:v2
   docker save app:v1 -o app.tar && berm template import ./app.tar --name app
   berm template import ./layout --name mine --setuid`,
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	var opts template.ImportOptions
 	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the template (default: the image's, with a tag other than latest)")
 	cmd.Flags().StringVar(&opts.Platform, "platform", "", "linux/ARCH to take from an image of several (default: this machine's)")
@@ -152,7 +153,7 @@ func newTemplateRemoveCommand() *cobra.Command {
 		Short:   "Remove templates, and the layers that no other template needs",
 		Long: `Remove templates, by name or id, and the layers that no other template needs. A
 template that a living sandbox uses is not removed.`,
-		Args: usageArgs(cobra.MinimumNArgs(1)),
+		Args: cli.UsageArgs(cobra.MinimumNArgs(1)),
 		Example: `  berm template rm python:3.12-slim
   berm template rm $(berm template ls --json | jq -r '.[].id')`,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -189,7 +190,7 @@ template that a living sandbox uses is not removed.`,
 
 func printTemplate(w io.Writer, t berm.Template, asJSON bool) error {
 	if asJSON {
-		return printJSON(w, t)
+		return cli.PrintJSON(w, t)
 	}
 	_, err := fmt.Fprintf(w, "%s %s %s\n", terminal.Escape(t.Alias()), t.ID, byteSize(t.Size))
 	return err

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -18,7 +19,7 @@ const pollInterval = time.Second
 
 func newLogsCommand() *cobra.Command {
 	var follow bool
-	var since durationFlag
+	var since cli.DurationFlag
 	cmd := serverCommand(&cobra.Command{
 		Use:   "logs SANDBOX",
 		Short: "Print what happened to a sandbox",
@@ -27,7 +28,7 @@ of a sandbox is escaped, so that it cannot act on the terminal.`,
 		Example: `  berm logs i0abcdefghijklmnopqrs
   berm logs --follow --since 10m i0abcdefghijklmnopqrs
   berm logs --json i0abcdefghijklmnopqrs | jq -r 'select(.level == "error").message'`,
-		Args:              usageArgs(cobra.ExactArgs(1)),
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeSandboxes(),
 	})
 	asJSON := cmd.Flags().Bool("json", false, "print one JSON object a line")
@@ -93,7 +94,7 @@ of a sandbox is escaped, so that it cannot act on the terminal.`,
 
 func printLog(w io.Writer, style terminal.Style, e client.LogEntry, asJSON bool) error {
 	if asJSON {
-		return printJSONLine(w, e)
+		return cli.PrintJSONLine(w, e)
 	}
 	level := fmt.Sprintf("%-5s", strings.ToUpper(terminal.Escape(e.Level)))
 	if e.Level == "error" || e.Level == "warn" {

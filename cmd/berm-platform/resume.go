@@ -7,11 +7,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 )
 
 func newResumeCommand() *cobra.Command {
-	var timeout durationFlag
+	var timeout cli.DurationFlag
 	var cmd *cobra.Command
 	cmd = stateCommand(&cobra.Command{
 		Use:   "resume SANDBOX...",
@@ -27,7 +28,7 @@ it does; its time is extended if the new end is later.`,
 			return nil, err
 		}
 		if !resumed {
-			notice(cmd, "%s runs already", id)
+			cli.Notice(cmd, "%s runs already", id)
 		}
 		return map[string]any{"resumed": resumed}, nil
 	})

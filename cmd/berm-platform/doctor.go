@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/driver/namespace"
 	"github.com/berm-sandbox/berm/internal/embedded"
 	"github.com/berm-sandbox/berm/internal/terminal"
@@ -29,9 +30,9 @@ The exit code is 0 when the namespace level is usable, else 1.`,
 		Example: `  berm doctor
   sudo berm doctor --fix-hints
   berm doctor --json | jq '.[].features[] | select(.found | not)'`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	fixes := cmd.Flags().Bool("fix-hints", false, "say how to get what is missing but not required, too")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		probes, err := probe(cmd.Context())
@@ -40,7 +41,7 @@ The exit code is 0 when the namespace level is usable, else 1.`,
 		}
 		out := cmd.OutOrStdout()
 		if *asJSON {
-			if err := printJSON(out, append([]berm.Probe{}, probes...)); err != nil {
+			if err := cli.PrintJSON(out, append([]berm.Probe{}, probes...)); err != nil {
 				return err
 			}
 		} else if err := printProbes(out, probes, *fixes); err != nil {
@@ -52,7 +53,7 @@ The exit code is 0 when the namespace level is usable, else 1.`,
 			}
 		}
 		if *asJSON {
-			return exitError(1)
+			return cli.ExitError(1)
 		}
 		return errors.New("the namespace level cannot be used here")
 	}

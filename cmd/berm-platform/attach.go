@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -35,7 +36,7 @@ type attachment struct {
 	leave context.CancelCauseFunc
 }
 
-// run returns an exitError for each code but 0.
+// run returns an cli.ExitError for each code but 0.
 func (a *attachment) run() error {
 	// A broken pipe is to be seen as an error, not to end this process and leave the
 	// command alive.
@@ -107,7 +108,7 @@ func (a *attachment) run() error {
 		return a.failed(err, restore)
 	}
 	if code := end.ExitCode(); code != 0 {
-		return exitError(code)
+		return cli.ExitError(code)
 	}
 	return nil
 }
@@ -123,23 +124,23 @@ func safeOutput(w io.Writer) io.Writer {
 func (a *attachment) failed(err error, restore func()) error {
 	restore()
 	var write *client.WriteError
-	var code exitError
+	var code cli.ExitError
 	switch cause := context.Cause(a.ctx); {
 	case errors.Is(err, client.ErrTimeout):
 		if a.process != nil {
 			a.kill() // in case the agent lost sight of the deadline with the connection
 		}
-		printError(a.cmd.ErrOrStderr(), err)
-		return exitError(exitTimeout)
+		cli.PrintError(a.cmd.ErrOrStderr(), err)
+		return cli.ExitError(exitTimeout)
 	case errors.As(err, &write):
 		a.kill()
 		if errors.Is(err, syscall.EPIPE) {
-			return exitError(128 + int(syscall.SIGPIPE))
+			return cli.ExitError(128 + int(syscall.SIGPIPE))
 		}
 		return err
 	case errors.As(cause, &code):
 		_, _ = fmt.Fprintln(a.cmd.ErrOrStderr()) // the prompt of the shell is on this line
-		notice(a.cmd, "left; the command may still run in %s", a.agent.ID)
+		cli.Notice(a.cmd, "left; the command may still run in %s", a.agent.ID)
 		return code
 	case a.ctx.Err() != nil && cause != nil:
 		return cause
@@ -156,7 +157,7 @@ func (a *attachment) kill() {
 	ctx, cancel := brief()
 	defer cancel()
 	if err := a.process.Signal(ctx, syscall.SIGKILL); err != nil {
-		notice(a.cmd, "the command may still run: %v", err)
+		cli.Notice(a.cmd, "the command may still run: %v", err)
 	}
 }
 
@@ -164,7 +165,7 @@ func (a *attachment) kill() {
 func (a *attachment) notify(lost bool, message string) {
 	a.lost.Store(lost)
 	if a.command.PTY == nil {
-		notice(a.cmd, "%s", message)
+		cli.Notice(a.cmd, "%s", message)
 		return
 	}
 	// On a line of its own; the terminal is raw.
@@ -204,14 +205,14 @@ func (a *attachment) forward(signals <-chan os.Signal) {
 			send = syscall.SIGKILL
 		}
 		if count > 2 || a.lost.Load() {
-			a.leave(exitError(128 + int(sig)))
+			a.leave(cli.ExitError(128 + int(sig)))
 			return
 		}
 		go func() {
 			ctx, cancel := brief()
 			defer cancel()
 			if err := a.process.Signal(ctx, send); err != nil && a.ctx.Err() == nil {
-				notice(a.cmd, "the signal did not reach the command: %v", err)
+				cli.Notice(a.cmd, "the signal did not reach the command: %v", err)
 			}
 		}()
 	}
@@ -255,7 +256,7 @@ func (a *attachment) terminalInput(r io.Reader) {
 		for i, b := range buf[:n] {
 			if escape.leaves(b) || b == 3 && a.lost.Load() {
 				n = i
-				a.leave(exitError(128 + int(syscall.SIGHUP)))
+				a.leave(cli.ExitError(128 + int(syscall.SIGHUP)))
 				break
 			}
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -39,7 +40,7 @@ the copied directory, devices and set-uid bits are left out, with a notice.`,
   berm cp ./project i0abcdefghijklmnopqrs:/home/user
   berm cp i0abcdefghijklmnopqrs:/home/user/project/. results
   berm cp --user root secrets.env i0abcdefghijklmnopqrs:/root/.env`,
-		Args:              usageArgs(cobra.ExactArgs(2)),
+		Args:              cli.UsageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completePaths,
 	})
 	cmd.Flags().StringVarP(&user, "user", "u", "", "user inside, who will own the copy (default: the template's)")
@@ -47,7 +48,7 @@ the copied directory, devices and set-uid bits are left out, with a notice.`,
 		fromID, from := splitPath(args[0])
 		toID, to := splitPath(args[1])
 		if (fromID == "") == (toID == "") {
-			return usageError{errors.New("one of the two must be SANDBOX:PATH, and the other a path here (write a local name with a colon as ./NAME)")}
+			return cli.UsageError{Err: errors.New("one of the two must be SANDBOX:PATH, and the other a path here (write a local name with a colon as ./NAME)")}
 		}
 		c, id, err := serverAndSandbox(cmd, fromID+toID)
 		if err != nil {
@@ -139,7 +140,7 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 			return err
 		}
 		if _, said, err := c.inside(ctx, client.Command{Path: "chmod", Args: []string{fmt.Sprintf("%04o", perm), made.Path}}, nil, nil); err != nil {
-			notice(c.cmd, "the copy is not executable: %s", said)
+			cli.Notice(c.cmd, "the copy is not executable: %s", said)
 		}
 	}
 	return nil
@@ -181,7 +182,7 @@ func (c *copier) download(ctx context.Context, from, to string) error {
 			// The name comes from the command line, not from the sandbox.
 			name := path.Base(path.Clean(from))
 			if name == "/" || name == "." || name == ".." {
-				return usageError{fmt.Errorf("give the copy of %q a name: %s/NAME", from, strings.TrimSuffix(to, "/"))}
+				return cli.UsageError{Err: fmt.Errorf("give the copy of %q a name: %s/NAME", from, strings.TrimSuffix(to, "/"))}
 			}
 			to = filepath.Join(to, name)
 		}
@@ -245,7 +246,7 @@ func (c *copier) downloadTree(ctx context.Context, from, to string) error {
 
 func (c *copier) skipped(name, why string) {
 	c.clear()
-	notice(c.cmd, "left out %s: %s", name, why)
+	cli.Notice(c.cmd, "left out %s: %s", name, why)
 }
 
 // tar runs tar in the sandbox.
@@ -253,7 +254,7 @@ func (c *copier) tar(ctx context.Context, args []string, stdin io.Reader, stdout
 	code, said, err := c.inside(ctx, client.Command{Path: "tar", Args: args}, stdin, stdout)
 	switch {
 	case err == nil && said != "":
-		notice(c.cmd, "tar in the sandbox says: %s", said)
+		cli.Notice(c.cmd, "tar in the sandbox says: %s", said)
 	case code == 127:
 		return berm.Errorf(berm.Unsupported, "there is no tar in the sandbox").WithHint("Copy file by file, or use a template with tar.")
 	case code != 0:
@@ -324,10 +325,10 @@ func (c *copier) Write(p []byte) (int, error) {
 		c.last = now
 		of := ""
 		if c.total > 0 {
-			of = fmt.Sprintf(" of %s (%d%%)", size(c.total), min(100, c.done*100/c.total))
+			of = fmt.Sprintf(" of %s (%d%%)", cli.Size(c.total), min(100, c.done*100/c.total))
 		}
 		rate := float64(c.done) / now.Sub(c.began).Seconds()
-		_, _ = fmt.Fprintf(stderr, "\r%s%s, %s/s\x1b[K", size(c.done), of, size(int64(rate)))
+		_, _ = fmt.Fprintf(stderr, "\r%s%s, %s/s\x1b[K", cli.Size(c.done), of, cli.Size(int64(rate)))
 	}
 	return len(p), nil
 }

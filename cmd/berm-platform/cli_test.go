@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/client/clienttest"
 )
@@ -538,25 +539,25 @@ func TestDoctorOfThisHost(t *testing.T) {
 
 func TestSizeAndDuration(t *testing.T) {
 	for in, want := range map[string]int64{"1": 1, "512MiB": 512 << 20, "2G": 2 << 30, "1.5GiB": 3 << 29, "10K": 10 << 10, "7B": 7} {
-		var n sizeFlag
+		var n cli.SizeFlag
 		if err := n.Set(in); err != nil || int64(n) != want {
 			t.Errorf("%s is %d, %v", in, n, err)
 		}
 	}
 	for _, in := range []string{"", "0", "-1", "x", "1X", "1e99", "NaN", "Inf", "1GG", "GiB"} {
-		var n sizeFlag
+		var n cli.SizeFlag
 		if n.Set(in) == nil {
 			t.Errorf("%q is taken as %d", in, n)
 		}
 	}
 	for in, want := range map[string]time.Duration{"90": 90 * time.Second, "5m": 5 * time.Minute, "1h30m": 90 * time.Minute} {
-		var d durationFlag
+		var d cli.DurationFlag
 		if err := d.Set(in); err != nil || time.Duration(d) != want {
 			t.Errorf("%s is %v, %v", in, d, err)
 		}
 	}
 	for n, want := range map[int64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 10 << 10: "10 KiB", 1023 << 10: "1.0 MiB", 1 << 40: "1.0 TiB"} {
-		if got := size(n); got != want {
+		if got := cli.Size(n); got != want {
 			t.Errorf("size(%d) = %q, want %q", n, got, want)
 		}
 	}

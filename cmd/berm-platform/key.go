@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -19,7 +20,7 @@ func newKeyCommand() *cobra.Command {
 		Short: "Make, list and revoke API keys",
 		Long: `Make, list and revoke the API keys of the server with the data directory given. It may
 be running: what changes counts at once.`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 		Example: `  berm key ls
   berm key create --data ~/.local/share/berm --name laptop`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
@@ -53,9 +54,9 @@ func newKeyCreateCommand(with withStore) *cobra.Command {
 		Use:     "create",
 		Short:   "Make an API key and print it, once",
 		Example: `  export E2B_API_KEY=$(berm key create --name laptop)`,
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(cobra.NoArgs),
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	cmd.Flags().StringVar(&name, "name", "", "what the key is for")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return with(cmd, func(db *store.DB) error {
@@ -64,7 +65,7 @@ func newKeyCreateCommand(with withStore) *cobra.Command {
 				return err
 			}
 			if *asJSON {
-				return printJSON(cmd.OutOrStdout(), struct {
+				return cli.PrintJSON(cmd.OutOrStdout(), struct {
 					store.Key
 					Secret string `json:"key"`
 				}{key, secret})
@@ -81,9 +82,9 @@ func newKeyListCommand(with withStore) *cobra.Command {
 		Use:     "ls",
 		Short:   "List the API keys",
 		Example: `  berm key ls --json`,
-		Args:    usageArgs(cobra.NoArgs),
+		Args:    cli.UsageArgs(cobra.NoArgs),
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return with(cmd, func(db *store.DB) error {
 			keys, err := db.Keys(cmd.Context())
@@ -91,7 +92,7 @@ func newKeyListCommand(with withStore) *cobra.Command {
 				return err
 			}
 			if *asJSON {
-				return printJSON(cmd.OutOrStdout(), keys)
+				return cli.PrintJSON(cmd.OutOrStdout(), keys)
 			}
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
 			_, _ = fmt.Fprintln(table, "ID\tKEY\tNAME\tCREATED\tREVOKED")
@@ -113,7 +114,7 @@ func newKeyRevokeCommand(with withStore) *cobra.Command {
 		Use:     "revoke ID",
 		Short:   "Make an API key invalid at once",
 		Example: `  berm key revoke 3f1c5d2e7a9b0c4d`,
-		Args:    usageArgs(cobra.ExactArgs(1)),
+		Args:    cli.UsageArgs(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return with(cmd, func(db *store.DB) error {
 				key, err := db.RevokeKey(cmd.Context(), args[0])

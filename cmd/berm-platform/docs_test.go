@@ -19,7 +19,7 @@ func TestDocs(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(`# The berm command
 
-<!-- Written by "go test ./cmd/berm -run TestDocs -update" from the commands' own help. -->
+<!-- Written by "go test ./cmd/berm-platform -run TestDocs -update" from the commands' own help. -->
 
 `)
 	root := newRootCommand()
@@ -66,7 +66,7 @@ func TestDocs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(got) != want {
-		t.Error("docs/cli.md is out of date: go test ./cmd/berm -run TestDocs -update")
+		t.Error("docs/cli.md is out of date: go test ./cmd/berm-platform -run TestDocs -update")
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -32,7 +33,7 @@ The file is berm/contexts.yaml in $XDG_CONFIG_HOME or ~/.config, for its owner o
 		Example: `  berm context add home https://berm.example
   berm context use home
   berm context ls`,
-		Args: unknownCommand,
+		Args: cli.UnknownCommand,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(newContextAddCommand(), newContextUseCommand(), newContextListCommand(), newContextRemoveCommand())
@@ -51,7 +52,7 @@ current one.`,
 		Example: `  berm context add home http://127.0.0.1:7676
   berm context add work https://api.berm.example < keyfile
   berm context add lab --ca lab-ca.pem https://lab.example:7676`,
-		Args: usageArgs(cobra.ExactArgs(2)),
+		Args: cli.UsageArgs(cobra.ExactArgs(2)),
 	}
 	cmd.Flags().StringVar(&c.SandboxURL, "sandbox-url", "", "one address for all sandboxes, if it is another than the API's")
 	cmd.Flags().StringVar(&c.CA, "ca", "", "file of a certificate authority to trust, in PEM form")
@@ -80,7 +81,7 @@ current one.`,
 			return err
 		}
 		if u, err := url.Parse(c.URL); err == nil && u.Scheme == "http" && !loopback(u.Hostname()) {
-			notice(cmd, "the API key will travel unencrypted to %s", u.Host)
+			cli.Notice(cmd, "the API key will travel unencrypted to %s", u.Host)
 		}
 		return contexts.Save()
 	}
@@ -111,7 +112,7 @@ func readKey(cmd *cobra.Command) (string, error) {
 		text = line
 	}
 	if text = strings.TrimSpace(text); text == "" {
-		return "", usageError{fmt.Errorf("no API key was given; --no-key stores none")}
+		return "", cli.UsageError{Err: fmt.Errorf("no API key was given; --no-key stores none")}
 	}
 	return text, nil
 }
@@ -121,7 +122,7 @@ func newContextUseCommand() *cobra.Command {
 		Use:               "use NAME",
 		Short:             "Choose the server that commands use",
 		Example:           `  berm context use home`,
-		Args:              usageArgs(cobra.ExactArgs(1)),
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeContexts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			contexts, err := loadContexts()
@@ -145,9 +146,9 @@ func newContextListCommand() *cobra.Command {
 		Short:   "List the servers that have names",
 		Example: `  berm context ls
   berm context ls --json`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 	}
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		contexts, err := loadContexts()
 		if err != nil {
@@ -164,7 +165,7 @@ func newContextListCommand() *cobra.Command {
 		}
 		out := cmd.OutOrStdout()
 		if *asJSON {
-			return printJSON(out, all)
+			return cli.PrintJSON(out, all)
 		}
 		table := terminal.NewTable(terminal.StyleFor(out), "CURRENT", "NAME", "URL", "KEY")
 		for _, c := range all {
@@ -187,7 +188,7 @@ func newContextRemoveCommand() *cobra.Command {
 		Use:               "rm NAME...",
 		Short:             "Forget servers and their keys",
 		Example:           `  berm context rm home`,
-		Args:              usageArgs(cobra.MinimumNArgs(1)),
+		Args:              cli.UsageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeContexts,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			contexts, err := loadContexts()

@@ -3,6 +3,7 @@ package main
 import (
 	"github.com/spf13/cobra"
 
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 )
 
@@ -21,7 +22,7 @@ keys Enter, tilde, dot leave at once; so does Ctrl-C while the connection is dow
 A shell that was left so goes on until the sandbox ends.`,
 		Example: `  berm connect i0abcdefghijklmnopqrs
   berm connect --user root --cwd / i0abcdefghijklmnopqrs`,
-		Args:              usageArgs(cobra.ExactArgs(1)),
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeFirstSandbox(),
 	})
 	o.flags(cmd)

@@ -8,12 +8,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 )
 
 func newMetricsCommand() *cobra.Command {
 	var follow bool
-	var since durationFlag
+	var since cli.DurationFlag
 	cmd := serverCommand(&cobra.Command{
 		Use:   "metrics SANDBOX",
 		Short: "Print what a sandbox uses",
@@ -21,7 +22,7 @@ func newMetricsCommand() *cobra.Command {
 		Example: `  berm metrics i0abcdefghijklmnopqrs
   berm metrics --follow i0abcdefghijklmnopqrs
   berm metrics --since 1m --json i0abcdefghijklmnopqrs | jq .memUsed`,
-		Args:              usageArgs(cobra.ExactArgs(1)),
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeSandboxes(),
 	})
 	asJSON := cmd.Flags().Bool("json", false, "print one JSON object a line")
@@ -55,7 +56,7 @@ func newMetricsCommand() *cobra.Command {
 				}
 				last, from = m.Timestamp, m.Timestamp
 				if *asJSON {
-					err = printJSONLine(out, m)
+					err = cli.PrintJSONLine(out, m)
 				} else {
 					err = printMetric(out, m, header)
 					header = false
@@ -66,7 +67,7 @@ func newMetricsCommand() *cobra.Command {
 			}
 			if !follow {
 				if last.IsZero() {
-					notice(cmd, "there is no measurement yet")
+					cli.Notice(cmd, "there is no measurement yet")
 				}
 				return nil
 			}
@@ -84,6 +85,6 @@ func printMetric(w io.Writer, m client.Metric, header bool) error {
 		line = fmt.Sprintf("%-19s  %6s  %4s  %8s  %8s  %8s  %8s\n", "TIME", "CPU %", "CPUS", "MEMORY", "OF", "DISK", "OF")
 	}
 	_, err := fmt.Fprintf(w, "%s%-19s  %6.1f  %4d  %8s  %8s  %8s  %8s\n", line, m.Timestamp.Local().Format(time.DateTime),
-		m.CPUUsedPct, m.CPUCount, size(m.MemUsed), size(m.MemTotal), size(m.DiskUsed), size(m.DiskTotal))
+		m.CPUUsedPct, m.CPUCount, cli.Size(m.MemUsed), cli.Size(m.MemTotal), cli.Size(m.DiskUsed), cli.Size(m.DiskTotal))
 	return err
 }

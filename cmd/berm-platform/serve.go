@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/driver/namespace"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
@@ -39,7 +40,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
   berm serve --listen 127.0.0.1:7676 --data ./data
   berm serve --dev-domain berm.test --listen 127.0.0.1:8443
   BERM_BOOTSTRAP_KEY=e2b_0123456789abcdef0123456789abcdef01234567 berm serve`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 	}
 	flags := cmd.Flags()
 	flags.StringVar(&c.Listen, "listen", "127.0.0.1:7676", "address to serve on, HOST:PORT")
@@ -70,14 +71,14 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		case "json":
 			c.Log = slog.New(slog.NewJSONHandler(os.Stderr, options))
 		default:
-			return usageError{berm.Errorf(berm.Invalid, "--log-format is text or json")}
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--log-format is text or json")}
 		}
 		if (c.TLSCert == "") != (c.TLSKey == "") {
-			return usageError{berm.Errorf(berm.Invalid, "--tls-cert and --tls-key go together")}
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--tls-cert and --tls-key go together")}
 		}
 		if devDomain != "" {
 			if c.TLSCert != "" || c.Domain != "" {
-				return usageError{berm.Errorf(berm.Invalid, "--dev-domain stands for --domain and --tls-cert")}
+				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--dev-domain stands for --domain and --tls-cert")}
 			}
 			c.Domain, c.DevTLS = devDomain, true
 		}

@@ -8,15 +8,16 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 )
 
 func newCreateCommand() *cobra.Command {
 	var (
 		o             client.CreateOptions
-		timeout       durationFlag
+		timeout       cli.DurationFlag
 		env, metadata []string
-		memory, disk  sizeFlag
+		memory, disk  cli.SizeFlag
 		level         string
 	)
 	cmd := serverCommand(&cobra.Command{
@@ -28,10 +29,10 @@ when it is usable.`,
   id=$(berm create --timeout 1h --env GREETING=hello --metadata user=ann)
   berm create --memory 2GiB --cpus 1.5 --level namespace
   berm create my-template --auto-pause --auto-resume`,
-		Args:              usageArgs(cobra.MaximumNArgs(1)),
+		Args:              cli.UsageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeTemplates,
 	})
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	flags := cmd.Flags()
 	flags.Var(&timeout, "timeout", "time to live (default: the server's, 5m)")
 	flags.StringArrayVarP(&env, "env", "e", nil, "variable for every command in it, KEY=VALUE; KEY alone takes the value from here")
@@ -50,10 +51,10 @@ when it is usable.`,
 		if len(args) > 0 {
 			o.Template = args[0]
 		}
-		if o.Env, err = pairs("env", env, os.LookupEnv); err != nil {
+		if o.Env, err = cli.Pairs("env", env, os.LookupEnv); err != nil {
 			return err
 		}
-		if o.Metadata, err = pairs("metadata", metadata, nil); err != nil {
+		if o.Metadata, err = cli.Pairs("metadata", metadata, nil); err != nil {
 			return err
 		}
 		c, err := server(cmd)
@@ -65,7 +66,7 @@ when it is usable.`,
 			return err
 		}
 		if *asJSON {
-			return printJSON(cmd.OutOrStdout(), s)
+			return cli.PrintJSON(cmd.OutOrStdout(), s)
 		}
 		id, err := sandboxID(string(s.ID))
 		if err != nil {

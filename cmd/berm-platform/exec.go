@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 )
 
@@ -30,7 +31,7 @@ to the command and what it started; a second one kills it.`,
   berm exec i0abcdefghijklmnopqrs --user root -- sh -c 'apt-get update && apt-get install -y jq'
   tar c . | berm exec i0abcdefghijklmnopqrs -i --cwd /tmp -- tar x
   berm exec i0abcdefghijklmnopqrs -t -- top`,
-		Args:              usageArgs(cobra.MinimumNArgs(1)),
+		Args:              cli.UsageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeFirstSandbox(),
 	})
 	flags := cmd.Flags()
@@ -63,12 +64,12 @@ to the command and what it started; a second one kills it.`,
 func laterFlags(cmd *cobra.Command, args []string) ([]string, error) {
 	if len(args) > 0 && strings.HasPrefix(args[0], "-") {
 		if err := cmd.Flags().Parse(args); err != nil {
-			return nil, usageError{err}
+			return nil, cli.UsageError{Err: err}
 		}
 		args = cmd.Flags().Args()
 	}
 	if len(args) == 0 {
-		return nil, usageError{errors.New("which command? It follows the sandbox: berm exec SANDBOX -- COMMAND")}
+		return nil, cli.UsageError{Err: errors.New("which command? It follows the sandbox: berm exec SANDBOX -- COMMAND")}
 	}
 	return args, nil
 }
@@ -77,7 +78,7 @@ func laterFlags(cmd *cobra.Command, args []string) ([]string, error) {
 type execOptions struct {
 	user, dir string
 	env       []string
-	timeout   durationFlag
+	timeout   cli.DurationFlag
 }
 
 func (o *execOptions) flags(cmd *cobra.Command) {
@@ -88,7 +89,7 @@ func (o *execOptions) flags(cmd *cobra.Command) {
 }
 
 func (o *execOptions) run(cmd *cobra.Command, sandbox string, command client.Command) (err error) {
-	if command.Env, err = pairs("env", o.env, os.LookupEnv); err != nil {
+	if command.Env, err = cli.Pairs("env", o.env, os.LookupEnv); err != nil {
 		return err
 	}
 	command.Dir = o.dir

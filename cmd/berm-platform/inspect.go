@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -22,10 +23,10 @@ ids, capabilities, system calls, mounts, devices, limits, network, and what the 
 could not give. Of a sandbox that has ended, print how.`,
 		Example: `  berm inspect i0abcdefghijklmnopqrs
   berm inspect --json i0abcdefghijklmnopqrs | jq .policy.limits`,
-		Args:              usageArgs(cobra.ExactArgs(1)),
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeSandboxes(),
 	})
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, id, err := serverAndSandbox(cmd, args[0])
 		if err != nil {
@@ -50,7 +51,7 @@ could not give. Of a sandbox that has ended, print how.`,
 			if policy != nil {
 				object["policy"] = policy
 			}
-			return printJSON(out, object)
+			return cli.PrintJSON(out, object)
 		}
 		page := newPage(out)
 		page.sandbox(s)
@@ -195,11 +196,11 @@ func (p *page) policy(v *berm.Policy) {
 	p.line("landlock", v.Landlock)
 
 	p.heading("Limits")
-	p.list("memory", limit(v.Limits.Memory, size))
+	p.list("memory", limit(v.Limits.Memory, cli.Size))
 	p.list("cpu", limit(v.Limits.CPU, func(n float64) string { return fmt.Sprintf("%g cores", n) }))
 	p.list("processes", limit(v.Limits.PIDs, func(n int64) string { return fmt.Sprint(n) }))
-	p.list("disk", limit(v.Limits.Disk, size))
-	perSecond := func(n int64) string { return size(n) + "/s" }
+	p.list("disk", limit(v.Limits.Disk, cli.Size))
+	perSecond := func(n int64) string { return cli.Size(n) + "/s" }
 	p.list("disk reads", limit(v.Limits.ReadBytes, perSecond))
 	p.list("disk writes", limit(v.Limits.WriteBytes, perSecond))
 	p.list("rlimits", v.Rlimits...)

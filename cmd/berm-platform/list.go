@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -26,9 +27,9 @@ func newListCommand() *cobra.Command {
   berm ls --state paused --metadata user=ann
   berm ls --json | jq -r '.[].sandboxID'
   berm kill $(berm ls --quiet)`,
-		Args: usageArgs(cobra.NoArgs),
+		Args: cli.UsageArgs(cobra.NoArgs),
 	})
-	asJSON := jsonFlag(cmd)
+	asJSON := cli.JSONFlag(cmd)
 	flags := cmd.Flags()
 	flags.StringSliceVar(&states, "state", nil, "only these: running, paused (default: both)")
 	flags.StringArrayVarP(&metadata, "metadata", "m", nil, "only those with KEY=VALUE")
@@ -39,11 +40,11 @@ func newListCommand() *cobra.Command {
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		for _, s := range states {
 			if state := berm.State(s); state != berm.Running && state != berm.Paused {
-				return usageError{fmt.Errorf("--state %q: it must be running or paused", s)}
+				return cli.UsageError{Err: fmt.Errorf("--state %q: it must be running or paused", s)}
 			}
 			filter.States = append(filter.States, berm.State(s))
 		}
-		if filter.Metadata, err = pairs("metadata", metadata, nil); err != nil {
+		if filter.Metadata, err = cli.Pairs("metadata", metadata, nil); err != nil {
 			return err
 		}
 		c, err := server(cmd)
@@ -61,7 +62,7 @@ func newListCommand() *cobra.Command {
 		out := cmd.OutOrStdout()
 		switch {
 		case *asJSON:
-			return printJSON(out, all)
+			return cli.PrintJSON(out, all)
 		case *quiet:
 			for _, s := range all {
 				if _, err := fmt.Fprintln(out, terminal.Escape(string(s.ID))); err != nil {
@@ -74,10 +75,10 @@ func newListCommand() *cobra.Command {
 		for _, s := range all {
 			ends := "-"
 			if s.State == berm.Running && !s.EndAt.IsZero() {
-				ends = span(time.Until(s.EndAt))
+				ends = cli.Span(time.Until(s.EndAt))
 			}
-			table.Row(string(s.ID), s.Template(), string(s.State), string(s.Level()), fmt.Sprint(s.CPUCount), size(s.MemoryMB<<20),
-				span(time.Since(s.StartedAt)), ends, sortedPairs(s.Metadata))
+			table.Row(string(s.ID), s.Template(), string(s.State), string(s.Level()), fmt.Sprint(s.CPUCount), cli.Size(s.MemoryMB<<20),
+				cli.Span(time.Since(s.StartedAt)), ends, sortedPairs(s.Metadata))
 		}
 		return table.Write(out)
 	}

@@ -1,0 +1,108 @@
+package local
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/local/change"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newDiffCommand() *cobra.Command {
+	var stat, nameStatus, binary bool
+	cmd := &cobra.Command{
+		Use:   "diff [flags] [PATH...]",
+		Short: "Show what a session changed",
+		Long: `Show what a session changed, as git diff does, files that git ignores included.
+
+What the host, or a tool that you use on the project, would execute or obey by itself (git
+hooks, editor and CI settings, instructions of agents) is marked in red. Piped, the output
+is a patch that git apply takes.`,
+		Example: `  berm diff
+  berm diff --stat
+  berm diff -s shop-1 src | less -R
+  berm diff --json | jq -r .path`,
+	}
+	name := sessionFlag(cmd, "the session (default: the newest of this directory)")
+	cmd.Flags().BoolVar(&stat, "stat", false, "show the number of changed lines of each file")
+	cmd.Flags().BoolVar(&nameStatus, "name-status", false, "show names only, with A, M, T or D")
+	cmd.Flags().BoolVar(&binary, "binary", false, "show the bytes of binary files too, so that git apply makes them")
+	asJSON := cli.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		w, err := openWork(*name, false)
+		if err != nil {
+			return err
+		}
+		defer w.close()
+		paths, err := inProject(w.session.Project, args)
+		if err != nil {
+			return err
+		}
+		changes, listErr := w.changes(cmd.Context())
+		if listErr != nil && berm.KindOf(listErr) != berm.Exhausted {
+			return listErr
+		}
+		out := cmd.OutOrStdout()
+		if *asJSON {
+			for _, c := range changes {
+				if within(c.Path, paths) {
+					if err := cli.PrintJSONLine(out, c); err != nil {
+						return err
+					}
+				}
+			}
+			return listErr
+		}
+		o := change.Options{Paths: paths, Binary: binary, Terminal: terminal.Is(out), Style: terminal.StyleFor(out)}
+		switch {
+		case stat:
+			o.Format = change.Stat
+		case nameStatus:
+			o.Format = change.Names
+		}
+		if err := change.Diff(out, changes, w.upper, w.project, o); err != nil {
+			return err
+		}
+		return listErr
+	}
+	return cmd
+}
+
+// inProject makes paths below the project of what a person wrote, which is relative to the
+// working directory, as everywhere in a shell.
+func inProject(project string, args []string) ([]string, error) {
+	var paths []string
+	for _, arg := range args {
+		path, err := filepath.Abs(arg)
+		if err == nil {
+			// The file may be in the session alone; the way to it need not be.
+			if dir, e := filepath.EvalSymlinks(filepath.Dir(path)); e == nil {
+				path = filepath.Join(dir, filepath.Base(path))
+			}
+			path, err = filepath.Rel(project, path)
+		}
+		if err != nil || !filepath.IsLocal(path) {
+			return nil, cli.UsageError{Err: berm.Errorf(berm.Invalid, "%q is not in the project %s", arg, project)}
+		}
+		if path != "." {
+			paths = append(paths, path)
+		} else {
+			return nil, nil // the whole
+		}
+	}
+	return paths, nil
+}
+
+func within(path string, dirs []string) bool {
+	for _, dir := range dirs {
+		if path == dir || strings.HasPrefix(path, dir+string(os.PathSeparator)) {
+			return true
+		}
+	}
+	return len(dirs) == 0
+}

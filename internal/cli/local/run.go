@@ -1,0 +1,289 @@
+package local
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/local"
+	"github.com/berm-sandbox/berm/internal/local/preset"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+// noCommand is the exit code when the sandbox could not be made, as docker run and
+// env(1) have it: those of the command are below.
+const noCommand = 125
+
+// runFlags are the flags that run and shell share.
+type runFlags struct {
+	task        local.Task
+	cow         bool
+	memory      cli.SizeFlag
+	timeout     cli.DurationFlag
+	cpus        float64
+	pids        int64
+	network     string
+	checkpoint  bool
+	printPolicy bool
+	json        bool
+	quiet       bool
+}
+
+func newRunCommand() *cobra.Command {
+	f := &runFlags{}
+	cmd := &cobra.Command{
+		Use:   "run [flags] [--] COMMAND [ARG...]",
+		Short: "Run a command in a sandbox around this directory",
+		Long: `Run a command in a sandbox around this directory.
+
+The command sees this directory at its own path and can write to it, but what it writes
+lies beside the project until you look at it: berm diff, then berm apply or berm discard.
+It sees the programs of this machine read-only. It does not see your home directory, other
+projects, or the sockets of agents and services, gets no environment but what is named, and
+has no network.
+
+The exit code is the command's own; 124 after --timeout; 125 when the sandbox could not be
+made; 126 and 127 when the command cannot be executed or is not there.`,
+		Example: `  berm run -- npm test
+  berm run --preset claude-code -- claude
+  berm run --rw . --timeout 10m -- make        # straight into this directory
+  berm run --session shop-1 -- git status      # go on in an earlier session
+  berm run --print-policy -- true              # what would be allowed`,
+		Args: cli.UsageArgs(cobra.MinimumNArgs(1)),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.task.Argv = args
+			return f.run(cmd)
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func newShellCommand() *cobra.Command {
+	f := &runFlags{}
+	cmd := &cobra.Command{
+		Use:   "shell [flags]",
+		Short: "Open a shell in a sandbox around this directory",
+		Long:  "Open your shell in a sandbox around this directory: `berm run` with $SHELL.",
+		Example: `  berm shell
+  berm shell --session shop-1     # look at what an agent left, from inside`,
+		Args: cli.UsageArgs(cobra.NoArgs),
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			f.task.Argv = []string{local.Shell(os.Environ())}
+			return f.run(cmd)
+		},
+	}
+	f.add(cmd)
+	return cmd
+}
+
+func (f *runFlags) add(cmd *cobra.Command) {
+	flags := cmd.Flags()
+	flags.SetInterspersed(false) // what follows the command is its own
+	flags.SortFlags = false
+	flags.StringVarP(&f.task.Preset, "preset", "p", "", "rights for a kind of program: readonly, build, codex, claude-code, or one of the configuration file")
+	flags.StringVarP(&f.task.Session, "session", "s", "", "go on in this session")
+	_ = cmd.RegisterFlagCompletionFunc("session", completeSessions)
+	flags.BoolVar(&f.cow, "cow", false, "write beside the project, also when the preset says otherwise")
+	rights := &f.task.Rights
+	flags.StringArrayVar(&rights.ReadWrite, "rw", nil, "let it write to this `PATH`; \".\" is the project itself")
+	flags.StringArrayVar(&rights.ReadOnly, "ro", nil, "show it this `PATH`, read-only")
+	flags.StringArrayVar(&rights.Hide, "hide", nil, "hide this `PATH` from it")
+	flags.StringArrayVarP(&rights.Env, "env", "e", nil, "pass a variable: `NAME[=VALUE]`, PREFIX* or, to take one away, -NAME")
+	flags.StringVarP(&f.task.Dir, "workdir", "C", "", "the project, instead of the working directory")
+	flags.Var(&f.timeout, "timeout", "end it after this time")
+	flags.VarP(&f.memory, "memory", "m", "how much memory it may use, such as 2GiB")
+	flags.Float64Var(&f.cpus, "cpus", 0, "how many processors it may use, such as 1.5")
+	flags.Int64Var(&f.pids, "pids", 0, "how many processes and threads it may have")
+	flags.StringVar(&rights.Profile, "profile", "", "system calls that it may use: default or strict")
+	flags.StringVar(&f.network, "network", "", "none is the only one yet")
+	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
+	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
+	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
+	flags.BoolVar(&f.json, "json", false, "print the result as JSON, on standard error")
+	flags.BoolVarP(&f.quiet, "quiet", "q", false, "print nothing but errors")
+}
+
+func (f *runFlags) run(cmd *cobra.Command) error {
+	t := &f.task
+	t.Environ = os.Environ()
+	t.Streams = [3]*os.File{os.Stdin, os.Stdout, os.Stderr}
+	t.Rights.Limits = berm.Limits{Memory: int64(f.memory), CPU: f.cpus, PIDs: f.pids}
+	t.Rights.Timeout = time.Duration(f.timeout)
+	t.Rights.Network = preset.Network(f.network)
+	if f.cow {
+		t.Rights.Workspace = preset.WorkspaceCopyOnWrite
+	}
+	if cmd.Flags().Changed("checkpoint") {
+		t.Rights.Checkpoint = &f.checkpoint
+	}
+	if err := f.check(); err != nil {
+		return err
+	}
+	var notices []string
+	t.Notice = func(text string) {
+		notices = append(notices, text)
+		if !f.quiet && !f.json {
+			cli.Notice(cmd, "%s", text)
+		}
+	}
+	if f.printPolicy {
+		return f.print(cmd)
+	}
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT)
+	tty := openTTY()
+	t.Signals = tty.filter(signals)
+	// The signals are the command's to obey.
+	result, err := local.Do(context.WithoutCancel(cmd.Context()), t)
+	tty.restore()
+	signal.Reset()
+	if err != nil {
+		return cli.CodeError{Code: noCommand, Err: err}
+	}
+	f.report(cmd, result, notices)
+	if result.Signal != 0 {
+		die(result.Signal)
+	}
+	if result.ExitCode != 0 {
+		return cli.ExitError(result.ExitCode)
+	}
+	return nil
+}
+
+func (f *runFlags) check() error {
+	r := &f.task.Rights
+	for _, e := range r.Env {
+		if err := preset.CheckEnv(e); err != nil {
+			return cli.UsageError{Err: fmt.Errorf("--env %q: %w", e, err)}
+		}
+	}
+	for flag, paths := range map[string][]string{"rw": r.ReadWrite, "ro": r.ReadOnly, "hide": r.Hide} {
+		for _, p := range paths {
+			if err := preset.CheckPath(p); err != nil {
+				return cli.UsageError{Err: fmt.Errorf("--%s %q: %w", flag, p, err)}
+			}
+		}
+	}
+	switch {
+	case f.cpus < 0 || f.pids < 0:
+		return cli.UsageError{Err: fmt.Errorf("a limit is negative")}
+	case f.network != "" && f.network != string(preset.NetworkNone) && f.network != string(preset.NetworkHost):
+		return cli.UsageError{Err: fmt.Errorf("--network %q: it must be none", f.network)}
+	}
+	return nil
+}
+
+// print shows what the command would be held to.
+func (f *runFlags) print(cmd *cobra.Command) error {
+	r, err := local.Prepare(&f.task)
+	if err != nil {
+		return err
+	}
+	p, err := local.Policy(r)
+	if err != nil {
+		return err
+	}
+	for _, n := range r.Grant.Notices {
+		f.task.Notice(n)
+	}
+	if f.json {
+		return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{
+			"preset": r.Grant.Preset, "workspace": r.Place.Workspace, "workspaceAccess": r.Grant.Workspace, "timeout": r.Grant.Timeout.String(),
+			"environment": variables(r.Env), "notices": r.Grant.Notices, "policy": p,
+		})
+	}
+	w := cmd.OutOrStdout()
+	style := terminal.StyleFor(w)
+	line := func(name, format string, args ...any) {
+		_, _ = fmt.Fprintf(w, "%s %s\n", style.Bold(fmt.Sprintf("%-12s", name)), terminal.Escape(fmt.Sprintf(format, args...)))
+	}
+	line("command", "%s", strings.Join(f.task.Argv, " "))
+	line("preset", "%s", r.Grant.Preset)
+	line("level", "%s: %s", p.Level, strings.Join(p.Namespaces, ", ")+" namespaces")
+	line("ids", "%s", p.IDMap)
+	line("network", "%s", p.Network)
+	line("system calls", "profile %s: %d allowed, %d in part, others %s", p.Seccomp.Profile, len(p.Seccomp.Allowed), len(p.Seccomp.Rules), p.Seccomp.Default)
+	line("landlock", "%s", p.Landlock)
+	capabilities := "none"
+	if len(p.Capabilities) > 0 {
+		capabilities = strings.Join(p.Capabilities, ", ")
+	}
+	line("capabilities", "%s", capabilities)
+	line("environment", "%s", strings.Join(variables(r.Env), " "))
+	if r.Grant.Timeout > 0 {
+		line("timeout", "%s", r.Grant.Timeout)
+	}
+	for i, m := range p.Mounts {
+		line(map[bool]string{true: "mounts"}[i == 0], "%s", m)
+	}
+	var hidden []string
+	for _, g := range r.Grant.Paths {
+		if g.Access == preset.Hide {
+			hidden = append(hidden, g.Path)
+		}
+	}
+	if len(hidden) > 0 {
+		line("hidden", "%s", strings.Join(hidden, " "))
+	}
+	return nil
+}
+
+// variables leaves the values of variables out: they may be secrets.
+func variables(env []string) []string {
+	list := make([]string, len(env))
+	for i, e := range env {
+		list[i], _, _ = strings.Cut(e, "=")
+	}
+	return list
+}
+
+// report tells what a person or program needs to go on.
+func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) {
+	if f.json {
+		object := map[string]any{
+			"exitCode": r.ExitCode, "reason": r.Reason, "level": r.Level, "preset": r.Preset, "workspace": r.Workspace,
+			"durationMS": r.Duration.Milliseconds(), "started": r.Started,
+		}
+		for name, list := range map[string][]string{"weaker": r.Weaker, "notices": notices, "degraded": r.Degraded} {
+			if len(list) > 0 {
+				object[name] = list
+			}
+		}
+		if r.Signal != 0 {
+			object["signal"] = unix.SignalName(r.Signal)
+		}
+		if r.Detail != "" {
+			object["detail"] = r.Detail
+		}
+		if r.Session != "" {
+			object["session"] = r.Session
+		}
+		_ = cli.PrintJSONLine(cmd.ErrOrStderr(), object)
+		return
+	}
+	if r.Detail != "" {
+		cli.Notice(cmd, "%s", r.Detail)
+	}
+	if f.quiet {
+		return
+	}
+	if r.Session != "" {
+		style := terminal.StyleFor(cmd.ErrOrStderr())
+		of := ""
+		if f.task.Session != "" || f.task.Dir != "" {
+			of = " -s " + r.Session
+		}
+		cli.Notice(cmd, "changes are in session %s", r.Session)
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), style.Dim("hint:"), fmt.Sprintf("berm diff%s, then berm apply%s or berm discard%s", of, of, of))
+	}
+}

@@ -1,0 +1,233 @@
+package local
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/local/apply"
+	"github.com/berm-sandbox/berm/internal/local/session"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newSessionsCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:     "sessions",
+		Aliases: []string{"session"},
+		Short:   "List the sessions whose changes wait for a decision",
+		Long:    "List the sessions of all projects: what ran in them last, and whether it still runs.",
+		Example: `  berm sessions
+  berm sessions --json | jq -r 'select(.state == "changed").session'`,
+		Args: cli.UsageArgs(cobra.NoArgs),
+	}
+	asJSON := cli.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		store, err := openStore()
+		if err != nil {
+			return err
+		}
+		defer store.Close()
+		list, err := store.List()
+		if err != nil {
+			return err
+		}
+		out := cmd.OutOrStdout()
+		table := terminal.NewTable(terminal.StyleFor(out), "SESSION", "PROJECT", "STATE", "RUNS", "LAST", "COMMAND")
+		for _, s := range list {
+			state := stateOf(s)
+			last := session.Run{}
+			if len(s.Runs) > 0 {
+				last = s.Runs[len(s.Runs)-1]
+			}
+			if *asJSON {
+				object := map[string]any{"session": s.Name, "project": s.Project, "state": state, "created": s.Created, "preset": s.Preset, "runs": s.Runs}
+				if s.Broken != nil {
+					object["error"] = s.Broken.Error()
+				}
+				if err := cli.PrintJSONLine(out, object); err != nil {
+					return err
+				}
+				continue
+			}
+			table.Row(s.Name, s.Project, state, fmt.Sprint(len(s.Runs)), cli.Span(time.Since(s.Used()))+" ago", strings.Join(last.Argv, " "))
+		}
+		if *asJSON {
+			return nil
+		}
+		if len(list) == 0 {
+			cli.Notice(cmd, "there are no sessions: no berm run left changes")
+			return nil
+		}
+		return table.Write(out)
+	}
+	return cmd
+}
+
+// The states of a session.
+const (
+	stateBroken      = "broken"
+	stateRunning     = "running"
+	stateInterrupted = "apply stopped" // an apply did not come to its end
+	stateChanged     = "changed"
+	stateEmpty       = "unchanged"
+)
+
+func stateOf(s *session.Session) string {
+	if s.Broken != nil {
+		return stateBroken
+	}
+	if s.Running() {
+		return stateRunning
+	}
+	if apply.Interrupted(s.Dir()) {
+		return stateInterrupted
+	}
+	if changed, err := s.Changed(); err == nil && !changed {
+		return stateEmpty
+	}
+	return stateChanged
+}
+
+func newDiscardCommand() *cobra.Command {
+	var all bool
+	cmd := &cobra.Command{
+		Use:   "discard [SESSION...]",
+		Short: "Give up what a session changed",
+		Long:  "Give up what sessions changed, with their checkpoints. The project is not touched.",
+		Example: `  berm discard                 # the newest session of this directory
+  berm discard shop-1 shop-2
+  berm discard --all           # of all projects`,
+		ValidArgsFunction: completeSessions,
+	}
+	name := sessionFlag(cmd, "the session (default: the newest of this directory)")
+	cmd.Flags().BoolVar(&all, "all", false, "all sessions that do not run")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if all && (len(args) > 0 || *name != "") {
+			return cli.UsageError{Err: errors.New("--all and names of sessions exclude each other")}
+		}
+		if *name != "" {
+			args = append(args, *name)
+		}
+		store, err := openStore()
+		if err != nil {
+			return err
+		}
+		defer store.Close()
+		switch {
+		case all:
+			list, err := store.List()
+			if err != nil {
+				return err
+			}
+			for _, s := range list {
+				if !s.Running() {
+					args = append(args, s.Name)
+				}
+			}
+		case len(args) == 0:
+			s, err := choose(store, "")
+			if err != nil {
+				return err
+			}
+			args = []string{s.Name}
+		}
+		var errs []error
+		for _, name := range args {
+			if err := store.Remove(cmd.Context(), name); err != nil {
+				errs = append(errs, err)
+				continue
+			}
+			if _, err := fmt.Fprintln(cmd.OutOrStdout(), name); err != nil {
+				return err
+			}
+		}
+		return errors.Join(errs...)
+	}
+	return cmd
+}
+
+func newUndoCommand() *cobra.Command {
+	var list bool
+	var to int
+	cmd := &cobra.Command{
+		Use:   "undo [flags]",
+		Short: "Make a session's workspace what it was before its last command",
+		Long: `Make a session's workspace what it was before its last command, of which --checkpoint
+kept a copy. With --git it becomes a commit instead, as a clean clone of the project would
+have it; files that git does not know are gone then. The project is not touched, and what
+was there before is a checkpoint itself: undo can be undone.`,
+		Example: `  berm undo
+  berm undo --list
+  berm undo --to 3
+  berm undo --git              # as the last commit
+  berm undo --git=v1.2`,
+		Args: cli.UsageArgs(cobra.NoArgs),
+	}
+	name := sessionFlag(cmd, "the session (default: the newest of this directory)")
+	cmd.Flags().BoolVar(&list, "list", false, "list the checkpoints")
+	cmd.Flags().IntVar(&to, "to", 0, "the `NUMBER` of a checkpoint (default: the newest)")
+	cmd.Flags().String("git", "", "make it this `COMMIT` of the project")
+	cmd.Flags().Lookup("git").NoOptDefVal = "HEAD"
+	asJSON := cli.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		w, err := openWork(*name, !list)
+		if err != nil {
+			return err
+		}
+		defer w.close()
+		checkpoints, err := w.session.Checkpoints()
+		if err != nil {
+			return err
+		}
+		if list {
+			return listCheckpoints(cmd, checkpoints, *asJSON)
+		}
+		if commit := cmd.Flags().Lookup("git"); commit.Changed {
+			return undoToCommit(cmd, w, commit.Value.String())
+		}
+		if to == 0 {
+			if len(checkpoints) == 0 {
+				return berm.Errorf(berm.NotFound, "session %s has no checkpoints", w.session.Name).
+					WithHint("berm run --checkpoint makes one before each command; berm discard gives up all changes")
+			}
+			to = checkpoints[len(checkpoints)-1].N
+		}
+		before, err := w.session.Restore(cmd.Context(), to, keepCheckpoints)
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{"session": w.session.Name, "restored": to, "before": before.N})
+		}
+		cli.Notice(cmd, "session %s is as at checkpoint %d; what it was is checkpoint %d", w.session.Name, to, before.N)
+		return nil
+	}
+	return cmd
+}
+
+func listCheckpoints(cmd *cobra.Command, checkpoints []session.Checkpoint, asJSON bool) error {
+	out := cmd.OutOrStdout()
+	table := terminal.NewTable(terminal.StyleFor(out), "NUMBER", "MADE", "ENTRIES", "HOW", "BEFORE")
+	for _, c := range checkpoints {
+		if asJSON {
+			if err := cli.PrintJSONLine(out, map[string]any{"number": c.N, "time": c.Time, "entries": c.Entries, "how": c.How, "before": c.Reason}); err != nil {
+				return err
+			}
+			continue
+		}
+		table.Row(fmt.Sprint(c.N), cli.Span(time.Since(c.Time))+" ago", fmt.Sprint(c.Entries), c.How, c.Reason)
+	}
+	if asJSON {
+		return nil
+	}
+	if len(checkpoints) == 0 {
+		cli.Notice(cmd, "there are no checkpoints")
+		return nil
+	}
+	return table.Write(out)
+}

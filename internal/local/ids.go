@@ -1,0 +1,108 @@
+package local
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/kernel/claim"
+)
+
+// leasable are the host ids of which a sandbox of root gets a range, the same as those
+// that berm serve leases unless it is told otherwise: the claims keep both apart.
+var leasable = berm.IDRange{Base: 0x70000000, Count: 16384 * berm.IDsPerSandbox}
+
+// own maps the caller's user and group alone, to themselves: files have the same owner
+// inside and outside, and whoever is not root outside is not root inside.
+func own() launch.IDs {
+	one := func(id int) []launch.Range { return []launch.Range{{Inside: id, Outside: id, Count: 1}} }
+	return launch.IDs{Kind: launch.Single, UIDs: one(os.Geteuid()), GIDs: one(os.Getegid())}
+}
+
+// lease maps a range of unprivileged host ids that nobody else on this machine uses, until
+// the claim is closed.
+func lease() (launch.IDs, *claim.File, error) {
+	claims, err := claim.Open(claim.Path)
+	if err != nil {
+		return launch.IDs{}, nil, err
+	}
+	slots := leasable.Count / berm.IDsPerSandbox
+	first := rand.Uint32N(slots)
+	for i := range slots {
+		ids := berm.IDRange{Base: leasable.Base + (first+i)%slots*berm.IDsPerSandbox, Count: berm.IDsPerSandbox}
+		mine, err := claims.Take(ids)
+		if err != nil {
+			claims.Close()
+			return launch.IDs{}, nil, err
+		}
+		if mine {
+			ranges := []launch.Range{{Inside: 0, Outside: int(ids.Base), Count: int(ids.Count)}}
+			return launch.IDs{Kind: launch.Leased, UIDs: ranges, GIDs: ranges}, claims, nil
+		}
+	}
+	claims.Close()
+	return launch.IDs{}, nil, berm.Errorf(berm.Exhausted, "all %d host id ranges are in use", slots)
+}
+
+// mayLease says whether this process is root with the rights to map other ids and to make
+// mounts: not so in a user namespace or a container without capabilities.
+func mayLease() bool {
+	if os.Geteuid() != 0 {
+		return false
+	}
+	uids, err := os.ReadFile("/proc/self/uid_map")
+	if err != nil || strings.Join(strings.Fields(string(uids)), " ") != "0 0 4294967295" {
+		return false
+	}
+	const needed = 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID
+	return effective()&needed == needed
+}
+
+// effective is the set of this process' capabilities.
+func effective() uint64 {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if unix.Capget(&header, &data[0]) != nil {
+		return 0
+	}
+	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32
+}
+
+// blocked explains why no sandbox could be made, when the reason is that the kernel lets
+// this process make no user namespaces, or gives it no rights in them.
+func blocked(err error) error {
+	cause := ""
+	switch {
+	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
+		cause = "no more user namespaces are allowed here: see user.max_user_namespaces, and namespaces in namespaces end at 32"
+	case isZero("/proc/sys/user/max_user_namespaces"):
+		cause = "sysctl user.max_user_namespaces=0 forbids user namespaces"
+	case isZero("/proc/sys/kernel/unprivileged_userns_clone") && os.Geteuid() != 0:
+		cause = "sysctl kernel.unprivileged_userns_clone=0 forbids user namespaces to ordinary users"
+	case apparmor():
+		cause = "AppArmor forbids user namespaces to programs without a profile (sysctl kernel.apparmor_restrict_unprivileged_userns=1)"
+	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS):
+		cause = "this process may not make user namespaces: a container without that right, or a seccomp filter, holds it"
+	default:
+		return err
+	}
+	return berm.Errorf(berm.Unsupported, "%s (%w)", cause, err).
+		WithHint("`berm doctor` tells what is missing; --allow-weaker runs the command under Landlock and seccomp alone")
+}
+
+func apparmor() bool {
+	value, err := os.ReadFile("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+	return err == nil && len(bytes.TrimSpace(value)) == 1 && value[0] == '1' && os.Geteuid() != 0
+}
+
+func isZero(sysctl string) bool {
+	value, err := os.ReadFile(sysctl)
+	return err == nil && string(bytes.TrimSpace(value)) == "0" && !errors.Is(err, fs.ErrNotExist)
+}

@@ -1,0 +1,181 @@
+// Package local runs one command in a sandbox of its own, without a server: the caller is
+// the sandbox's monitor, and the sandbox ends with the command.
+package local
+
+import (
+	"context"
+	"errors"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/wall"
+	"github.com/berm-sandbox/berm/internal/kernel/capability"
+	"github.com/berm-sandbox/berm/internal/local/preset"
+	"github.com/berm-sandbox/berm/internal/local/session"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// hostname is the name of the machine inside.
+const hostname = "berm"
+
+// defaultPIDs bounds processes where nothing else does: a loop of forks must not take the
+// user's own ones away.
+const defaultPIDs = 8192
+
+// Request is one command and what it may do.
+type Request struct {
+	Argv    []string // at least one
+	Env     []string // the whole environment inside
+	Grant   preset.Grant
+	Place   preset.Place
+	Streams [3]*os.File
+	// Session is what a copy-on-write workspace writes to, locked by the caller; nil for
+	// the other workspaces.
+	Session *session.Session
+	// Signals are passed on to the command.
+	Signals <-chan os.Signal
+	// Started is called when the command is about to run; nil is nothing.
+	Started func()
+}
+
+// Outcome is how a command ended.
+type Outcome struct {
+	ExitCode int            // as a shell has it: 128 and the number after a signal, 124 after the timeout
+	Signal   syscall.Signal // 0: it exited
+	Reason   berm.Reason
+	Detail   string        // what a person should know, or ""
+	Duration time.Duration // from the request to the end of the last process
+	Degraded []string      // what the host did not give
+	Started  bool          // false: there was nothing to execute
+}
+
+// timedOut is the exit code after the timeout, that of timeout(1).
+const timedOut = 124
+
+// Policy is what Run holds the command of a request to.
+func Policy(r *Request) (berm.Policy, error) {
+	w, err := r.plan(own())
+	if err != nil {
+		return berm.Policy{}, err
+	}
+	return w.Policy, nil
+}
+
+// Run runs a command at the namespace level and returns when every process of it has
+// ended. Cancelling ctx ends them. Kinds: Invalid, Denied (the workspace or a stream),
+// Unsupported (the host cannot make the sandbox, or cannot hold it to a limit; nothing is
+// weakened), Internal. After an error the command did not run.
+func Run(ctx context.Context, r *Request) (Outcome, error) {
+	began := time.Now()
+	monitor.Trace("run")
+	if len(r.Argv) == 0 || r.Argv[0] == "" {
+		return Outcome{}, berm.Errorf(berm.Invalid, "there is no command to run")
+	}
+	if err := errors.Join(checkPlace(r.Place), checkStreams(r.Streams)); err != nil {
+		return Outcome{}, err
+	}
+	// What the caller inherited by accident must not reach the sandbox.
+	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return Outcome{}, berm.Errorf(berm.Internal, "keep descriptors out of the sandbox: %w", err)
+	}
+	ids := own()
+	if mayLease() {
+		leased, claims, err := lease()
+		if err != nil {
+			return Outcome{}, err
+		}
+		defer claims.Close()
+		ids = leased
+	}
+	w, err := r.plan(ids)
+	if err != nil {
+		return Outcome{}, err
+	}
+	monitor.Trace("planned")
+	order := launch.Order{ID: berm.NewSandboxID(), Plan: plan.Encode(w.Steps), IDs: ids, Trees: w.Trees, Upper: r.upper(), Limits: limits(r.Grant.Limits, ids)}
+	ended, err := launch.Run(ctx, order, launch.Command{
+		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started,
+	})
+	if err != nil {
+		return Outcome{}, blocked(err)
+	}
+	o := outcome(ended, r.Grant)
+	o.Duration = time.Since(began)
+	return o, nil
+}
+
+// limits are those that a control group has to keep. An ordinary user's processes are
+// counted by the kernel in each user namespace apart (RLIMIT_NPROC, since Linux 5.14), so
+// that they need none.
+func limits(l berm.Limits, ids launch.IDs) berm.Limits {
+	l = berm.Limits{Memory: l.Memory, CPU: l.CPU, PIDs: l.PIDs}
+	if ids.Kind == launch.Single {
+		l.PIDs = 0
+	} else if l.PIDs == 0 {
+		l.PIDs = defaultPIDs
+	}
+	return l
+}
+
+func (r *Request) upper() launch.Upper {
+	if r.Session == nil {
+		return launch.Upper{}
+	}
+	return launch.Upper{Directory: r.Session.Dir()}
+}
+
+// plan makes the plan of the wall around the command.
+func (r *Request) plan(ids launch.IDs) (*wall.SetUp, error) {
+	root, err := view(r, r.upper())
+	if err != nil {
+		return nil, err
+	}
+	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none"}
+	if ids.Kind == launch.Leased {
+		c.Capabilities = capability.Inside
+		c.Cgroup = "one for the command"
+	} else {
+		c.Processes = uint64(r.Grant.Limits.PIDs)
+		if c.Processes == 0 {
+			c.Processes = defaultPIDs
+		}
+		if c.Limits.Memory > 0 || c.Limits.CPU > 0 {
+			c.Cgroup = "one for the command"
+		}
+	}
+	return wall.Plan(c)
+}
+
+// outcome judges how the command ended.
+func outcome(e launch.Ended, g preset.Grant) Outcome {
+	o := Outcome{Reason: e.Reason, Detail: e.Detail, Started: e.Started, Degraded: e.Degraded}
+	switch {
+	case e.Reason == berm.ReasonTimeout:
+		o.ExitCode, o.Detail = timedOut, "the command was ended after "+g.Timeout.String()
+	case e.Status.Signaled():
+		o.Signal, o.ExitCode = e.Status.Signal(), 128+int(e.Status.Signal())
+	default:
+		o.ExitCode = e.Status.ExitStatus()
+	}
+	if e.OOMKills > 0 && g.Limits.Memory > 0 && o.Detail == "" {
+		o.Detail = "processes were ended because they used more memory than allowed"
+	}
+	return o
+}
+
+// Shell is the program for an interactive run: the user's own if the sandbox has it.
+func Shell(environ []string) string {
+	for _, e := range environ {
+		if shell, ok := strings.CutPrefix(e, "SHELL="); ok && strings.HasPrefix(shell, "/") {
+			return shell
+		}
+	}
+	return "/bin/sh"
+}

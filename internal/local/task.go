@@ -1,0 +1,332 @@
+package local
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/driver/landlock"
+	"github.com/berm-sandbox/berm/internal/local/preset"
+	"github.com/berm-sandbox/berm/internal/local/session"
+)
+
+// KeepCheckpoints is how many checkpoints of a session are kept.
+const KeepCheckpoints = 20
+
+// Task is what a person asks for: a command, where, and with which rights beyond those of
+// the preset.
+type Task struct {
+	Argv    []string
+	Dir     string // the project; "" is the working directory
+	Preset  string // "" is the one that the configuration names
+	Rights  preset.Rights
+	Environ []string // of the host, from which the sandbox gets what its rights name
+	Streams [3]*os.File
+	Signals <-chan os.Signal
+	// Session is the one to go on with; "" makes one when the workspace is copy-on-write.
+	Session string
+	// AllowWeaker runs the command under Landlock and seccomp alone where the namespace
+	// level cannot be had.
+	AllowWeaker bool
+	Notice      func(string) // is told what a person should know before the command runs
+}
+
+// The levels at which a command can run.
+const (
+	LevelNamespace = "namespace"
+	LevelWeaker    = "landlock"
+)
+
+// Result is how a task ended.
+type Result struct {
+	Outcome
+	Level     string
+	Weaker    []string // what LevelWeaker does not hold
+	Preset    string
+	Workspace string
+	Session   string // "" when none is left: nothing was changed, or the changes are in place
+}
+
+// Prepare finds out what the command of a task may do, without a session. Kinds: Invalid
+// and NotFound (configuration, flags), Denied.
+func Prepare(t *Task) (*Request, error) {
+	place, err := placeOf(t.Dir, t.Environ)
+	if err != nil {
+		return nil, err
+	}
+	if err := checkPlace(place); err != nil {
+		return nil, err
+	}
+	path, err := ConfigPath(t.Environ, place.Home)
+	if err != nil {
+		return nil, err
+	}
+	config, err := preset.LoadConfig(path)
+	if err != nil {
+		return nil, err
+	}
+	grant, err := preset.Resolve(preset.Request{Place: place, Config: config, Preset: t.Preset, Flags: t.Rights, Environ: t.Environ})
+	if err != nil {
+		return nil, err
+	}
+	project, err := preset.LoadProject(place.Workspace)
+	if err != nil {
+		return nil, err
+	}
+	grant = preset.Narrow(grant, project, place)
+	if grant.Network == preset.NetworkHost {
+		return nil, berm.Errorf(berm.Unsupported, "a sandbox of berm run has no network but its own loopback")
+	}
+	env := append(preset.CleanEnv(t.Environ, grant.Env), "BERM_SANDBOX=1")
+	return &Request{Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
+}
+
+// Do runs a task to its end. After an error the command did not run, and nothing is left
+// of a session that the task made.
+func Do(ctx context.Context, t *Task) (Result, error) {
+	r, err := Prepare(t)
+	if err != nil {
+		return Result{}, err
+	}
+	for _, n := range r.Grant.Notices {
+		t.Notice(n)
+	}
+	result := Result{Level: LevelNamespace, Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
+	if r.Grant.Workspace != preset.WorkspaceCopyOnWrite {
+		if t.Session != "" {
+			return Result{}, berm.Errorf(berm.Invalid, "a session needs a copy-on-write workspace").WithHint("leave --rw . and --ro . out")
+		}
+		if r.Grant.Checkpoint {
+			return Result{}, berm.Errorf(berm.Unsupported, "checkpoints need a copy-on-write workspace").WithHint("leave --rw . out, and bring the changes back with `berm apply`")
+		}
+		result.Outcome, err = Run(ctx, r)
+		if weaker(t, err) {
+			return runWeaker(ctx, t, r, err)
+		}
+		return result, err
+	}
+
+	store, s, err := openSession(t, r)
+	if err != nil {
+		return Result{}, err
+	}
+	defer store.Close()
+	defer s.Unlock()
+	made := t.Session == ""
+	cu := cleanup.Make(func() {
+		if made {
+			_ = s.Remove(context.WithoutCancel(ctx))
+		}
+	})
+	defer cu.Clean()
+	if !made {
+		if err := reuseLayer(s); err != nil {
+			return Result{}, err
+		}
+	}
+	if r.Grant.Checkpoint && !made {
+		if _, err := s.Checkpoint(ctx, strings.Join(t.Argv, " "), KeepCheckpoints); err != nil {
+			return Result{}, err
+		}
+	}
+	r.Session = s
+	// What the project is now tells later what changed in it beside the session.
+	recording, stop := context.WithCancel(ctx)
+	defer stop()
+	recorded := make(chan error, 1)
+	r.Started = func() { go func() { recorded <- s.Record(recording) }() }
+	run := session.Run{Argv: t.Argv, Started: time.Now()}
+	result.Outcome, err = Run(ctx, r)
+	if err != nil {
+		if weaker(t, err) {
+			return Result{}, berm.Errorf(berm.Unsupported, "%w", err).
+				WithHint("--allow-weaker has no copy-on-write workspace: add --rw . to let the command write into the project, or --ro .")
+		}
+		return Result{}, err
+	}
+	changed, err := s.Changed()
+	if err != nil {
+		return result, err
+	}
+	if made && !changed {
+		stop()
+		if result.Started {
+			<-recorded
+		}
+		return result, nil // and Clean removes the session
+	}
+	if result.Started {
+		// A long recording is not waited for: of what it lacks, changes are judged by time.
+		patience := time.AfterFunc(2*time.Second, stop)
+		if err := <-recorded; err != nil && recording.Err() == nil {
+			t.Notice(err.Error())
+		}
+		patience.Stop()
+	}
+	run.Ended, run.ExitCode, run.Reason = time.Now(), result.ExitCode, string(result.Reason)
+	s.Runs = append(s.Runs, run)
+	if err := s.Save(); err != nil {
+		return result, err
+	}
+	cu.Release()
+	result.Session = s.Name
+	return result, nil
+}
+
+// openSession makes the session of a task, or locks the one that it goes on with.
+func openSession(t *Task, r *Request) (*session.Store, *session.Session, error) {
+	state, err := session.StateDir()
+	if err != nil {
+		return nil, nil, err
+	}
+	store, err := session.Open(state)
+	if err != nil {
+		return nil, nil, err
+	}
+	cu := cleanup.Make(func() { store.Close() })
+	defer cu.Clean()
+	var s *session.Session
+	if t.Session == "" {
+		s, err = store.Create(r.Place.Workspace, r.Grant.Preset)
+	} else if s, err = store.Get(t.Session); err == nil {
+		if s.Project != r.Place.Workspace {
+			return nil, nil, berm.Errorf(berm.Invalid, "session %s is of %s", s.Name, s.Project).WithHint("run it there")
+		}
+		err = s.Lock()
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	cu.Release()
+	return store, s, nil
+}
+
+// reuseLayer lets overlayfs take a layer again that it had mounted as volatile. Nothing but
+// a crash of the machine makes that unsafe (Documentation/filesystems/overlayfs.rst), and
+// then what was not written yet is missing.
+func reuseLayer(s *session.Session) error {
+	work := filepath.Join(s.Work(), "work")
+	err := unix.Fchmodat(unix.AT_FDCWD, work, 0o700, unix.AT_SYMLINK_NOFOLLOW)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) { // fchmodat2 is of Linux 6.6
+		err = os.Chmod(work, 0o700) // made by the kernel, and not shown inside
+	}
+	if err == nil {
+		err = os.RemoveAll(work)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return berm.Errorf(berm.Internal, "use the session %s again: %w", s.Name, err)
+	}
+	return nil
+}
+
+// weaker says whether a task is to run under Landlock alone.
+func weaker(t *Task, err error) bool { return t.AllowWeaker && berm.KindOf(err) == berm.Unsupported }
+
+// runWeaker runs the command under Landlock and seccomp.
+func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result, error) {
+	began := time.Now()
+	temp, err := os.MkdirTemp("", "berm-")
+	if err != nil {
+		return Result{}, berm.Errorf(berm.Internal, "make a directory for temporary files: %w", err)
+	}
+	defer os.RemoveAll(temp)
+	// Home is not a directory of the sandbox's own here: programs get one to write to.
+	env := append(r.Env[:len(r.Env):len(r.Env)], "HOME="+temp)
+	o := landlock.Order{
+		Argv: r.Argv, Dir: r.Place.Workspace, Env: env, Files: r.Streams, TempDir: temp,
+		Limits: r.Grant.Limits, Timeout: r.Grant.Timeout, Profile: r.Grant.Profile, Signals: r.Signals,
+	}
+	for _, p := range r.Grant.Paths {
+		switch p.Access {
+		case preset.ReadOnly:
+			o.Read = append(o.Read, p.Path)
+		case preset.ReadWrite:
+			o.Write = append(o.Write, p.Path)
+		case preset.Hide:
+			if _, err := os.Lstat(p.Path); err == nil {
+				return Result{}, berm.Errorf(berm.Unsupported, "%s cannot be hidden under Landlock alone", p.Path)
+			}
+		}
+	}
+	if r.Grant.Workspace == preset.WorkspaceReadWrite {
+		o.Write = append(o.Write, r.Place.Workspace)
+	} else {
+		o.Read = append(o.Read, r.Place.Workspace)
+	}
+	result := Result{Level: LevelWeaker, Weaker: landlock.Weaker(0), Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
+	t.Notice("the sandbox is weaker than asked for, Landlock and seccomp alone: " + because.Error())
+	exit, err := landlock.Run(ctx, o)
+	if err != nil {
+		return Result{}, err
+	}
+	result.Outcome = Outcome{ExitCode: exit.Code, Reason: exit.Reason, Detail: exit.Detail, Duration: time.Since(began), Started: true}
+	if exit.Signal != "" {
+		result.Signal = unix.SignalNum(exit.Signal)
+		result.ExitCode = 128 + int(result.Signal)
+	}
+	if exit.Reason == berm.ReasonTimeout {
+		result.Signal, result.ExitCode = 0, timedOut
+	}
+	return result, nil
+}
+
+// placeOf finds the project and the user's home.
+func placeOf(dir string, environ []string) (preset.Place, error) {
+	if dir == "" {
+		dir = "."
+	}
+	workspace, err := filepath.Abs(dir)
+	if err == nil {
+		workspace, err = filepath.EvalSymlinks(workspace)
+	}
+	if err == nil {
+		var info fs.FileInfo
+		if info, err = os.Stat(workspace); err == nil && !info.IsDir() {
+			err = unix.ENOTDIR
+		}
+	}
+	if err != nil {
+		return preset.Place{}, berm.Errorf(berm.Invalid, "the workspace %q: %w", dir, err)
+	}
+	home := variable(environ, "HOME")
+	if home == "" {
+		return preset.Place{}, berm.Errorf(berm.Invalid, "HOME is not set").WithHint("export HOME=…")
+	}
+	// A home that is not there is empty inside, like every other.
+	if real, err := filepath.EvalSymlinks(home); err == nil {
+		home = real
+	}
+	if !filepath.IsAbs(home) || home == "/" {
+		home = "/nonexistent"
+	}
+	return preset.Place{Home: filepath.Clean(home), Workspace: workspace}, nil
+}
+
+// ConfigPath returns where the user's configuration file is.
+func ConfigPath(environ []string, home string) (string, error) {
+	dir := variable(environ, "XDG_CONFIG_HOME")
+	if dir == "" {
+		dir = filepath.Join(home, ".config")
+	}
+	if !filepath.IsAbs(dir) {
+		return "", berm.Errorf(berm.Invalid, "XDG_CONFIG_HOME is no absolute path: %q", dir)
+	}
+	return filepath.Join(dir, "berm", "config.yaml"), nil
+}
+
+func variable(environ []string, name string) string {
+	for _, e := range environ {
+		if value, ok := strings.CutPrefix(e, name+"="); ok {
+			return value
+		}
+	}
+	return ""
+}

@@ -1,0 +1,97 @@
+package local
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/wall"
+	"github.com/berm-sandbox/berm/internal/local/preset"
+)
+
+// view is the file system of a run.
+func view(r *Request, upper launch.Upper) (wall.Host, error) {
+	h := wall.Host{
+		Home:      r.Place.Home,
+		Workspace: wall.Workspace{Path: r.Place.Workspace, Upper: upper, Write: r.Grant.Workspace == preset.WorkspaceReadWrite},
+	}
+	if terminal(r.Streams[0]) {
+		// The name belongs to this mount namespace; a terminal of another one has none.
+		if name, err := os.Readlink("/proc/self/fd/0"); err == nil && r.Streams[0] == os.Stdin && strings.HasPrefix(name, "/dev/") {
+			h.Console = name
+		}
+	}
+	for _, p := range r.Grant.Paths {
+		shown := wall.Shown{Path: p.Path, Target: p.Target, Write: p.Access == preset.ReadWrite, Hide: p.Access == preset.Hide}
+		if p.Target == "" {
+			info, err := os.Lstat(p.Path)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				continue // it went away meanwhile
+			case err != nil:
+				return h, berm.Errorf(berm.Invalid, "show %s: %w", p.Path, err)
+			case info.Mode()&fs.ModeSymlink != 0:
+				return h, berm.Errorf(berm.Conflict, "%s became a symbolic link", p.Path)
+			}
+			shown.File = !info.IsDir()
+		}
+		h.Shown = append(h.Shown, shown)
+	}
+	return h, nil
+}
+
+// checkPlace refuses workspaces that would show or cover too much.
+func checkPlace(p preset.Place) error {
+	for _, path := range []string{p.Home, p.Workspace} {
+		if !filepath.IsAbs(path) || filepath.Clean(path) != path {
+			return berm.Errorf(berm.Invalid, "%q is no absolute, clean path", path)
+		}
+	}
+	refuse := func(why string) error {
+		return berm.Errorf(berm.Denied, "%s would be the workspace: %s", p.Workspace, why).
+			WithHint("change to the directory of a project, or name one with --workdir")
+	}
+	if p.Workspace == p.Home || strings.HasPrefix(p.Home, strings.TrimSuffix(p.Workspace, "/")+"/") {
+		return refuse("everything in your home directory would be visible")
+	}
+	for _, dir := range []string{"/", "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib64", "/tmp", "/var", "/var/tmp", "/run", "/home", "/root", "/opt", "/boot"} {
+		if p.Workspace == dir {
+			return refuse("it is a directory of the system")
+		}
+	}
+	for _, dir := range []string{"/proc/", "/sys/", "/dev/"} {
+		if strings.HasPrefix(p.Workspace, dir) && !strings.HasPrefix(p.Workspace, "/dev/shm/") {
+			return refuse("the sandbox has a " + strings.Trim(dir, "/") + " of its own")
+		}
+	}
+	return nil
+}
+
+// checkStreams refuses directories: an open one leads out of every sandbox.
+func checkStreams(streams [3]*os.File) error {
+	for i, f := range streams {
+		var st unix.Stat_t
+		if f == nil {
+			return berm.Errorf(berm.Invalid, "standard stream %d is closed", i)
+		}
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			return berm.Errorf(berm.Invalid, "standard stream %d: %w", i, err).WithHint("redirect it to /dev/null")
+		}
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			return berm.Errorf(berm.Denied, "standard stream %d is a directory: whoever has it open gets out of the sandbox", i).
+				WithHint("redirect it to /dev/null")
+		}
+	}
+	return nil
+}
+
+func terminal(f *os.File) bool {
+	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
+	return err == nil
+}
