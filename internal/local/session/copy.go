@@ -79,6 +79,8 @@ func copyTree(ctx context.Context, src, dst *os.Root, lend bool) (_ Copied, err 
 	return c.Copied, nil
 }
 
+var errReplaced error = berm.Errorf(berm.Conflict, "it was replaced while it was copied")
+
 type inode struct{ dev, ino uint64 }
 
 type copier struct {
@@ -187,6 +189,9 @@ func (c *copier) entry(ctx context.Context, from, to int, name, full string) (is
 	case unix.S_IFLNK:
 		target := make([]byte, unix.PathMax)
 		n, err := unix.Readlinkat(from, name, target)
+		if errors.Is(err, unix.EINVAL) { // no link any more
+			err = errReplaced
+		}
 		if err != nil {
 			return false, err
 		}
@@ -236,7 +241,7 @@ func (c *copier) file(ctx context.Context, from, to int, name string, st *unix.S
 		return err
 	}
 	if opened.Mode&unix.S_IFMT != unix.S_IFREG || opened.Ino != st.Ino {
-		return berm.Errorf(berm.Conflict, "it was replaced while it was copied")
+		return errReplaced
 	}
 	fd, err = unix.Openat(to, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
@@ -371,7 +376,7 @@ func lendFile(dir int, name string, how int, st *unix.Stat_t) (int, error) {
 		return -1, err
 	}
 	if now.Mode&unix.S_IFMT != unix.S_IFREG || now.Ino != st.Ino {
-		return -1, berm.Errorf(berm.Conflict, "it was replaced while it was copied")
+		return -1, errReplaced
 	}
 	if err := chmodPath(found, now.Mode&0o7777|0o400); err != nil {
 		return -1, err

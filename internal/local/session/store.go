@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/failpoint"
 )
 
 // trashPrefix begins the names of what is being deleted. No session's name has a dot.
@@ -237,7 +238,7 @@ func (s *Store) throw(name string) (trash string, err error) {
 	if err := s.root.Rename(name, trash); err != nil {
 		return "", stateError(err, "remove the session "+name)
 	}
-	return trash, nil
+	return trash, failpoint.Hit("session.thrown")
 }
 
 func (s *Store) delete(ctx context.Context, name string) error {
