@@ -123,6 +123,11 @@ func grant(ruleset int, path string, rights uint64) error {
 		return err
 	}
 	defer unix.Close(fd)
+	return allow(ruleset, fd, rights)
+}
+
+// allow is grant for what is open already.
+func allow(ruleset, fd int, rights uint64) error {
 	rule := unix.LandlockPathBeneathAttr{Allowed_access: rights, Parent_fd: int32(fd)}
 	_, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, uintptr(ruleset), unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
 	if errno != 0 {

@@ -36,6 +36,8 @@ func (p Profile) decide(arch string, d data) action {
 
 func decide(p policy, args [6]uint64) action {
 	switch p := p.(type) {
+	case partial:
+		return decide(p.policy, args)
 	case action:
 		return p
 	case byArg:
@@ -91,14 +93,20 @@ func machine(t testing.TB, filter []unix.SockFilter) func(data) action {
 	}
 }
 
-func each(t *testing.T, f func(t *testing.T, p Profile, arch string, run func(data) action)) {
+// profiles are all that there are, each also as it is in the host's namespaces.
+func profiles() []Profile {
+	var list []Profile
 	for _, name := range Profiles() {
+		p, _ := Lookup(name)
+		list = append(list, p, p.Shared("truncate"))
+	}
+	return list
+}
+
+func each(t *testing.T, f func(t *testing.T, p Profile, arch string, run func(data) action)) {
+	for _, p := range profiles() {
 		for _, arch := range []string{"amd64", "arm64"} {
-			t.Run(name+"/"+arch, func(t *testing.T) {
-				p, err := Lookup(name)
-				if err != nil {
-					t.Fatal(err)
-				}
+			t.Run(p.name+"/"+arch, func(t *testing.T) {
 				filter, err := p.Assemble(arch)
 				if err != nil {
 					t.Fatal(err)
@@ -111,6 +119,9 @@ func each(t *testing.T, f func(t *testing.T, p Profile, arch string, run func(da
 
 // interesting are the values that policies compare with.
 func interesting(p policy) []uint32 {
+	if part, ok := p.(partial); ok {
+		return interesting(part.policy)
+	}
 	b, ok := p.(byArg)
 	if !ok {
 		return nil
@@ -174,9 +185,8 @@ func FuzzFilter(f *testing.F) {
 		run  func(data) action
 	}
 	var subjects []subject
-	for _, name := range Profiles() {
+	for _, p := range profiles() {
 		for _, arch := range []string{"amd64", "arm64"} {
-			p, _ := Lookup(name)
 			filter, err := p.Assemble(arch)
 			if err != nil {
 				f.Fatal(err)
@@ -230,7 +240,12 @@ func TestLists(t *testing.T) {
 		}
 		seen[name] = true
 	}
-	for _, name := range strings.Fields(notStrict) {
+	for name, policy := range sharedPartials() {
+		if part, ok := policy.(partial); !ok || !known[name] || !seen[name] || part.text == "" {
+			t.Errorf("%s is not in the default profile or has no text", name)
+		}
+	}
+	for _, name := range append(strings.Fields(notStrict), sharedDenied...) {
 		if !seen[name] {
 			t.Errorf("%s is not in the default profile", name)
 		}
@@ -240,7 +255,11 @@ func TestLists(t *testing.T) {
 // The size of the filter is time at each start of a sandbox, the number of calls is
 // attack surface: neither grows unnoticed.
 func TestSize(t *testing.T) {
-	most := map[string][2]int{"default/amd64": {170, 290}, "default/arm64": {160, 255}, "strict/amd64": {170, 255}, "strict/arm64": {155, 230}}
+	most := map[string][2]int{
+		"default/amd64": {170, 290}, "default/arm64": {160, 255}, "strict/amd64": {170, 255}, "strict/arm64": {155, 230},
+		"default, shared namespaces/amd64": {225, 265}, "default, shared namespaces/arm64": {200, 230},
+		"strict, shared namespaces/amd64": {220, 250}, "strict, shared namespaces/arm64": {195, 215},
+	}
 	each(t, func(t *testing.T, p Profile, arch string, _ func(data) action) {
 		filter, _ := p.Assemble(arch)
 		open := 0

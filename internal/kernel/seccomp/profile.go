@@ -58,7 +58,7 @@ func Lookup(name string) (Profile, error) {
 		p.policies[c] = fail(eperm)
 	}
 	for c, part := range partials {
-		p.policies[c] = part.policy
+		p.policies[c] = part
 	}
 	switch name {
 	case Default:
@@ -82,13 +82,15 @@ func (p Profile) Describe() berm.Seccomp {
 	d := berm.Seccomp{Profile: p.name, Default: "ENOSYS"}
 	var refused []string
 	for _, c := range slices.Sorted(maps.Keys(p.policies)) {
-		switch p.policies[c] {
-		case allow:
-			d.Allowed = append(d.Allowed, c)
-		case fail(eperm):
-			refused = append(refused, c)
-		default:
-			d.Rules = append(d.Rules, c+": "+partials[c].text)
+		switch policy := p.policies[c].(type) {
+		case partial:
+			d.Rules = append(d.Rules, c+": "+policy.text)
+		case action:
+			if policy == allow {
+				d.Allowed = append(d.Allowed, c)
+			} else {
+				refused = append(refused, c)
+			}
 		}
 	}
 	d.Rules = append(d.Rules,
