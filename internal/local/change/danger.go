@@ -136,9 +136,15 @@ type pattern struct {
 	why   string
 }
 
+// affixed is a pattern whose first name has a star, taken apart there.
+type affixed struct {
+	before, after string
+	pattern
+}
+
 type index struct {
 	exact map[string][]pattern // by first name
-	glob  []pattern            // whose first name has a star
+	glob  []affixed            // whose first name has a star
 	short []string             // first names that get a short one on FAT and NTFS
 }
 
@@ -149,8 +155,8 @@ var table = sync.OnceValue(func() index {
 			p := pattern{why: rule.why}
 			text, p.below = strings.CutSuffix(text, "/**")
 			p.names = strings.Split(text, "/")
-			if strings.Contains(p.names[0], "*") {
-				t.glob = append(t.glob, p)
+			if before, after, star := strings.Cut(p.names[0], "*"); star {
+				t.glob = append(t.glob, affixed{before, after, p})
 			} else {
 				t.exact[p.names[0]] = append(t.exact[p.names[0]], p)
 				t.short = append(t.short, p.names[0])
@@ -176,8 +182,9 @@ func ruleDanger(names []string, mode fs.FileMode) string {
 				return p.why
 			}
 		}
-		for _, p := range t.glob {
-			if glob(p.names[0], name) && p.matches(names[i:], mode) {
+		for j := range t.glob {
+			p := &t.glob[j]
+			if hasAffixes(name, p.before, p.after) && p.matches(names[i:], mode) {
 				return p.why
 			}
 		}
@@ -206,6 +213,10 @@ func glob(pattern, name string) bool {
 	if !star {
 		return pattern == name
 	}
+	return hasAffixes(name, before, after)
+}
+
+func hasAffixes(name, before, after string) bool {
 	return len(name) >= len(before)+len(after) && strings.HasPrefix(name, before) && strings.HasSuffix(name, after)
 }
 
@@ -344,15 +355,19 @@ func fold(p string) [][]string {
 	p = foldText(p)
 	names := strings.Split(p, "/")
 	folded := [][]string{names}
+	if !strings.ContainsAny(p, `\:`) && !slices.ContainsFunc(names, ignoredEnd) {
+		return folded
+	}
 	windows := strings.Split(path.Clean(strings.ReplaceAll(p, `\`, "/")), "/")
 	for i, name := range windows {
 		name, _, _ = strings.Cut(name, ":")
 		windows[i] = strings.TrimRight(name, ". ")
 	}
-	if !slices.Equal(names, windows) {
-		folded = append(folded, windows)
-	}
-	return folded
+	return append(folded, windows)
+}
+
+func ignoredEnd(name string) bool {
+	return strings.HasSuffix(name, ".") || strings.HasSuffix(name, " ")
 }
 
 func foldText(p string) string {

@@ -163,7 +163,7 @@ func (p *printer) unsaid(c Change, e Entry, what string) {
 	case Patch:
 		p.note(p.Style.Dim, c.Path, "%s: %s", typeName(e.Mode), what)
 	case Stat:
-		p.rows = append(p.rows, row{change: c, words: typeName(e.Mode) + ": " + what})
+		p.add(row{change: c, words: typeName(e.Mode) + ": " + what})
 	}
 }
 
@@ -268,7 +268,7 @@ func (p *printer) file(c Change, before, after *Entry) {
 func (p *printer) unreadable(c Change, err error) {
 	err = failed(c.Path, err)
 	if p.Format == Stat {
-		p.rows = append(p.rows, row{change: c, words: "cannot be read"})
+		p.add(row{change: c, words: "cannot be read"})
 	} else {
 		p.note(p.Style.Bad, c.Path, "not shown: %s", terminal.Escape(err.Error()))
 	}

@@ -191,6 +191,9 @@ func (w *walker) names(d directory, old, new int) ([]string, error) {
 	read := func(dir int) error {
 		// The descriptor of a File is its own, so it gets a second one.
 		fd, err := openBeneath(dir, ".", unix.O_RDONLY|unix.O_DIRECTORY)
+		if vanished(err) {
+			return nil
+		}
 		if err != nil {
 			return failed(d.path, err)
 		}
@@ -203,7 +206,7 @@ func (w *walker) names(d directory, old, new int) ([]string, error) {
 				return berm.Errorf(berm.Exhausted, "more than %d files and directories to compare: the limit of entries", w.limits.Entries).
 					WithHint("delete inside the session what is not needed")
 			}
-			if errors.Is(err, io.EOF) {
+			if errors.Is(err, io.EOF) || vanished(err) {
 				return w.ctx.Err()
 			}
 			if err != nil {
@@ -328,7 +331,7 @@ func (w *walker) differ(oldDir, newDir int, name string, old, new *file) (bool, 
 
 func (w *walker) contentDiffers(a, b io.Reader) (bool, error) {
 	if w.buffers[0] == nil {
-		w.buffers = [2][]byte{make([]byte, 128<<10), make([]byte, 128<<10)}
+		w.buffers = [2][]byte{make([]byte, 32<<10), make([]byte, 32<<10)}
 	}
 	for {
 		if err := w.ctx.Err(); err != nil {

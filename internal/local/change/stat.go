@@ -34,7 +34,23 @@ func (p *printer) count(c Change, old, new side) {
 			}
 		}
 	}
-	p.rows = append(p.rows, r)
+	p.add(r)
+}
+
+// add takes a row. A change of type has two, which become one as with git.
+func (p *printer) add(r row) {
+	last := len(p.rows) - 1
+	if last < 0 || p.rows[last].change.Path != r.change.Path {
+		p.rows = append(p.rows, r)
+		return
+	}
+	before := &p.rows[last]
+	before.added += r.added
+	before.deleted += r.deleted
+	if before.words != "" && r.words != "" {
+		before.words += ", "
+	}
+	before.words += r.words
 }
 
 // stat prints what was counted.

@@ -13,11 +13,11 @@ import (
 const maxPath = 4095
 
 // openBeneath opens what lies below a directory. No part of the path may be a symbolic
-// link. O_NONBLOCK, since a fifo without a writer would hold the open for ever.
+// link.
 func openBeneath(dir int, name string, flags int) (int, error) {
 	for {
 		fd, err := unix.Openat2(dir, name, &unix.OpenHow{
-			Flags:   uint64(flags | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC),
+			Flags:   uint64(flags | unix.O_NOFOLLOW | unix.O_CLOEXEC),
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 		})
 		// EAGAIN: a rename anywhere on the machine raced with the check of "beneath".
@@ -38,7 +38,8 @@ func openDir(root int, path string, flags int) (int, error) {
 // openRegular opens a regular file for reading and fails with errNotRegular on
 // everything else.
 func openRegular(dir int, path string) (*os.File, error) {
-	fd, err := openBeneath(dir, path, unix.O_RDONLY|unix.O_NOCTTY)
+	// A fifo without a writer would hold the open for ever.
+	fd, err := openBeneath(dir, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return nil, err
 	}
