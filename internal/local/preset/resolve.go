@@ -1,0 +1,337 @@
+package preset
+
+import (
+	_ "embed" // builtin.yaml
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+)
+
+//go:embed builtin.yaml
+var builtin []byte
+
+// Default is the preset of a run that names none, and below every other.
+const Default = "default"
+
+// profiles are those of internal/kernel/seccomp, least strict first.
+var profiles = [...]string{"default", "strict"}
+
+// Request is what Resolve makes a grant of.
+type Request struct {
+	Place   Place
+	Config  *Config  // nil: no configuration file
+	Preset  string   // "" leaves the choice to Config
+	Flags   Rights   // the command line, above everything else
+	Environ []string // the caller's environment, from which the toolchain is found
+	// NoToolchain leaves out what every sandbox sees of the host: its root file system
+	// comes from a template.
+	NoToolchain bool
+}
+
+// source is where rights come from, which decides what a path that does not exist means.
+type source int
+
+const (
+	fromBuiltin source = iota // nothing
+	fromConfig                // a notice
+	fromFlags                 // an error
+)
+
+type part struct {
+	Rights
+	from source
+}
+
+// Resolve puts a run's rights together: the built-in default, then the preset with what
+// it extends, then the command line. Later ones win; lists add up. It fails with Invalid
+// for an unknown preset and presets that extend each other, with NotFound for a path of
+// the command line that does not exist, and with Denied for one below a place that
+// sandboxes can write, when a symbolic link lies on it.
+func Resolve(request Request) (Grant, error) {
+	config := request.Config
+	if config == nil {
+		config = &Config{}
+	}
+	name := request.Preset
+	if name == "" {
+		name = config.Preset
+	}
+	if name == "" {
+		name = Default
+	}
+	parts, err := chain(config, name)
+	if err != nil {
+		return Grant{}, err
+	}
+	parts = append(parts, part{request.Flags, fromFlags})
+
+	g := Grant{Preset: name}
+	if !request.NoToolchain {
+		g.Paths, g.Notices = Toolchain(request.Environ, request.Place)
+	}
+	for _, p := range parts {
+		g.set(p.Rights, request.Place)
+	}
+	if err := g.addPaths(request.Place, parts); err != nil {
+		return Grant{}, err
+	}
+	g.hideSecrets(request.Place)
+	return g, nil
+}
+
+// chain lists a preset and what lies below it, lowest first.
+func chain(config *Config, name string) ([]part, error) {
+	ours, err := parseConfig("builtin.yaml", builtin)
+	if err != nil {
+		return nil, err
+	}
+	var parts []part
+	type step struct {
+		name string
+		from source
+	}
+	var seen []step
+	for at := (step{name, fromConfig}); at.name != ""; {
+		rights, ok := config.Presets[at.name]
+		if !ok || at.from == fromBuiltin {
+			rights, ok = ours.Presets[at.name]
+			at.from = fromBuiltin
+		}
+		if !ok {
+			names := slices.Sorted(maps.Keys(ours.Presets))
+			for n := range config.Presets {
+				names = append(names, n)
+			}
+			slices.Sort(names)
+			return nil, berm.Errorf(berm.Invalid, "there is no preset %q", clip(at.name)).
+				WithHint("the presets are %s", strings.Join(slices.Compact(names), ", "))
+		}
+		if slices.Contains(seen, at) {
+			return nil, berm.Errorf(berm.Invalid, "%s: preset %q extends itself", quoted(config.path), at.name)
+		}
+		seen = append(seen, at)
+		parts = append(parts, part{rights, at.from})
+		if next := rights.Extends; next == at.name {
+			at.from = fromBuiltin // a preset of a built-in's name adds to that one
+		} else {
+			at = step{next, fromConfig}
+		}
+	}
+	if last := seen[len(seen)-1]; last != (step{Default, fromBuiltin}) {
+		parts = append(parts, part{ours.Presets[Default], fromBuiltin})
+	}
+	slices.Reverse(parts)
+	return parts, nil
+}
+
+// set takes over everything but paths other than the workspace's.
+func (g *Grant) set(r Rights, place Place) {
+	isWorkspace := func(path string) bool { return place.expand(path) == place.Workspace }
+	override(&g.Workspace, r.Workspace)
+	if slices.ContainsFunc(r.ReadOnly, isWorkspace) {
+		g.Workspace = WorkspaceReadOnly
+	}
+	if slices.ContainsFunc(r.ReadWrite, isWorkspace) {
+		g.Workspace = WorkspaceReadWrite
+	}
+	override(&g.Limits.Memory, r.Limits.Memory)
+	override(&g.Limits.CPU, r.Limits.CPU)
+	override(&g.Limits.PIDs, r.Limits.PIDs)
+	override(&g.Timeout, r.Timeout)
+	override(&g.Profile, r.Profile)
+	override(&g.Network, r.Network)
+	g.Env = append(g.Env, r.Env...)
+	if r.Checkpoint != nil {
+		g.Checkpoint = *r.Checkpoint
+	}
+}
+
+func override[T comparable](to *T, value T) {
+	var zero T
+	if value != zero {
+		*to = value
+	}
+}
+
+// asked is a path that a part names.
+type asked struct {
+	path   string
+	access Access
+	from   source
+}
+
+// addPaths adds the parts' paths.
+func (g *Grant) addPaths(place Place, parts []part) error {
+	var wanted []asked // in the order in which later ones win
+	for _, p := range parts {
+		for _, list := range []struct {
+			paths  []string
+			access Access
+		}{{p.ReadOnly, ReadOnly}, {p.ReadWrite, ReadWrite}, {p.Hide, Hide}} {
+			for _, path := range list.paths {
+				a := asked{place.expand(path), list.access, p.from}
+				if a.path != place.Workspace {
+					wanted = append(wanted, a)
+				} else if a.access == Hide {
+					return berm.Errorf(berm.Invalid, "the workspace itself cannot be hidden")
+				}
+			}
+		}
+	}
+	// Places that sandboxes can write come first, outer ones before inner ones: below
+	// them no link is followed.
+	writable := []string{place.Workspace}
+	order := slices.Clone(wanted)
+	slices.SortStableFunc(order, func(a, b asked) int {
+		if (a.access == ReadWrite) != (b.access == ReadWrite) {
+			return b.access.rank() - a.access.rank()
+		}
+		return len(a.path) - len(b.path)
+	})
+	real := make(map[string]string, len(wanted))
+	for _, a := range order {
+		if _, ok := real[a.path]; ok {
+			continue
+		}
+		path, err := resolve(a.path, writable...)
+		switch {
+		case err == nil && path == place.Workspace:
+			return berm.Errorf(berm.Invalid, "%q is the workspace", a.path).WithHint(`name it "."`)
+		case err == nil:
+			real[a.path] = path
+			if a.access == ReadWrite {
+				writable = append(writable, path)
+			}
+		case errors.Is(err, unix.ELOOP):
+			return berm.Errorf(berm.Denied, "%q leads over a symbolic link in a directory that sandboxes write", a.path).
+				WithHint("name the path that the link leads to")
+		case a.access == Hide || a.from == fromBuiltin: // nothing to hide, or no such tool here
+		case a.from == fromConfig:
+			g.Notices = append(g.Notices, fmt.Sprintf("preset %s: %q is not shown: %v", g.Preset, a.path, err))
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
+			return berm.Errorf(berm.NotFound, "there is no %q", a.path)
+		default:
+			return berm.Errorf(berm.Denied, "open %q: %w", a.path, err)
+		}
+	}
+	for _, a := range wanted {
+		path, ok := real[a.path]
+		if !ok {
+			continue
+		}
+		if path != a.path && a.access != Hide {
+			g.Paths = append(g.Paths, Path{Path: a.path, Access: ReadOnly, Target: path})
+		}
+		g.Paths = append(g.Paths, Path{Path: path, Access: a.access})
+	}
+	g.Paths = sorted(g.Paths)
+	return nil
+}
+
+// sorted orders paths, outer ones first, and leaves the last entry for each.
+func sorted(paths []Path) []Path {
+	slices.Reverse(paths)
+	slices.SortStableFunc(paths, func(a, b Path) int { return strings.Compare(a.Path, b.Path) })
+	return slices.CompactFunc(paths, func(a, b Path) bool { return a.Path == b.Path })
+}
+
+// expand makes an absolute, clean path of what a person wrote.
+func (p Place) expand(path string) string {
+	switch {
+	case path == "~" || strings.HasPrefix(path, "~/"):
+		return filepath.Join(p.Home, path[1:])
+	case !filepath.IsAbs(path):
+		return filepath.Join(p.Workspace, path)
+	}
+	return filepath.Clean(path)
+}
+
+// maxLinks is how many links are followed on one path, as in the kernel.
+const maxLinks = 40
+
+// resolve returns where a path leads, without a symbolic link on it. A link that lies
+// below one of the directories unsafe is ELOOP: whoever writes there does not choose what
+// of the host is shown.
+func resolve(path string, unsafe ...string) (string, error) {
+	for range maxLinks {
+		fd, err := unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		if err == nil {
+			return path, unix.Close(fd)
+		}
+		if !errors.Is(err, unix.ELOOP) {
+			return "", err
+		}
+		if path, err = followFirst(path, unsafe); err != nil {
+			return "", err
+		}
+	}
+	return "", unix.ELOOP
+}
+
+// followFirst replaces the first symbolic link on a path by its content.
+func followFirst(path string, unsafe []string) (string, error) {
+	for end := 1; end <= len(path); end++ {
+		if end < len(path) && path[end] != '/' {
+			continue
+		}
+		link := path[:end]
+		target, err := os.Readlink(link)
+		if errors.Is(err, unix.EINVAL) { // not a link
+			continue
+		}
+		if err != nil {
+			return "", err
+		}
+		if slices.ContainsFunc(unsafe, func(dir string) bool { return within(link, dir) }) {
+			return "", unix.ELOOP
+		}
+		if !filepath.IsAbs(target) {
+			target = filepath.Join(filepath.Dir(link), target)
+		}
+		return filepath.Join(target, path[end:]), nil
+	}
+	return path, nil // it was a link a moment ago
+}
+
+// secrets lie below home: log-ins, keys and what a person did. Nothing shows them
+// but a path that names them or lies below them.
+var secrets = [...]string{
+	".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".netrc", ".git-credentials", ".pgpass", ".my.cnf", ".npmrc", ".pypirc",
+	".yarnrc.yml", ".vault-token", ".terraform.d", ".terraformrc", ".password-store", ".boto", ".s3cfg", ".oci", ".pki",
+	".cargo/credentials", ".cargo/credentials.toml", ".gem/credentials", ".m2/settings.xml", ".m2/settings-security.xml",
+	".gradle/gradle.properties", ".claude/.credentials.json", ".claude.json", ".codex/auth.json",
+	".config/gcloud", ".config/gh", ".config/glab-cli", ".config/hub", ".config/git/credentials", ".config/rclone", ".config/op",
+	".config/containers", ".config/doctl", ".config/sops", ".config/berm", ".local/share/keyrings", ".local/share/kwalletd",
+	".local/state/berm", ".mozilla", ".thunderbird", ".config/google-chrome", ".config/chromium", ".config/BraveSoftware",
+	".config/microsoft-edge", ".config/vivaldi", ".bash_history", ".zsh_history", ".python_history", ".node_repl_history",
+	".psql_history", ".mysql_history", ".Xauthority", ".ICEauthority",
+}
+
+// hideSecrets hides the secrets that a wider path, or a workspace around the home
+// directory, would show.
+func (g *Grant) hideSecrets(place Place) {
+	granted := func(path string) bool {
+		return slices.ContainsFunc(g.Paths, func(p Path) bool { return p.Path == path })
+	}
+	for _, name := range secrets {
+		path := place.Home + "/" + name
+		if within(place.Workspace, path) || granted(path) {
+			continue
+		}
+		if g.access(place, path) == Hide {
+			continue
+		}
+		if real, err := resolve(path); err == nil && g.access(place, real) != Hide && !granted(real) {
+			g.Paths = append(g.Paths, Path{Path: real, Access: Hide})
+		}
+	}
+	g.Paths = sorted(g.Paths)
+}
