@@ -2,6 +2,7 @@ package change
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -43,8 +44,9 @@ func (l Limits) withDefaults() Limits {
 // regular file when its mode or content is. Owners, times and hard links do not count,
 // nor does the mode of the workspace itself.
 //
-// With an error of kind Exhausted (a limit) the changes found so far come too. A session
-// that still runs is a moving target: what vanishes while it is looked at is left out.
+// With an error of kind Exhausted (a limit) the changes found so far come too, and with one
+// of kind Denied all but those in the directories that cannot be read. A session that
+// still runs is a moving target: what vanishes while it is looked at is left out.
 func List(ctx context.Context, upper, project *os.Root, limits Limits) ([]Change, error) {
 	return walk(ctx, project, upper, limits, true)
 }
@@ -63,6 +65,7 @@ type walker struct {
 	entries  int
 	bytes    int64
 	changes  []Change
+	denied   error // the first directory that cannot be read
 	buffers  [2][]byte
 }
 
@@ -94,13 +97,17 @@ func walk(ctx context.Context, before, after *os.Root, limits Limits, overlay bo
 		last := len(w.pending) - 1
 		next := w.pending[last]
 		w.pending = w.pending[:last]
-		err = w.visit(next)
+		// One directory that nobody may read does not hide all others.
+		if err = w.visit(next); berm.KindOf(err) == berm.Denied {
+			w.denied = cmp.Or(w.denied, err)
+			err = nil
+		}
 	}
 	if err != nil && berm.KindOf(err) != berm.Exhausted {
 		return nil, err
 	}
 	slices.SortFunc(w.changes, func(a, b Change) int { return order(a.Path, b.Path) })
-	return w.changes, err
+	return w.changes, cmp.Or(err, w.denied)
 }
 
 // order compares paths component by component.
@@ -197,7 +204,7 @@ func (w *walker) names(d directory, old, new int) ([]string, error) {
 		if err != nil {
 			return failed(d.path, err)
 		}
-		f := os.NewFile(uintptr(fd), d.path)
+		f := os.NewFile(uintptr(fd), "") // whose errors hold no name from the sandbox
 		defer f.Close()
 		for {
 			some, err := f.Readdirnames(1024)

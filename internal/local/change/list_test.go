@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -252,6 +253,51 @@ func TestCancel(t *testing.T) {
 	tree(t, dir, "a=1")
 	if _, err := List(ctx, root(t, dir), root(t, t.TempDir()), Limits{}); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A directory or file that the session made unreadable does not hide the others.
+func TestUnreadable(t *testing.T) {
+	project, upper := t.TempDir(), t.TempDir()
+	tree(t, project, "z=1\n", "f=1:0")
+	tree(t, upper, "a=1\n", "closed/x=1", "listed/x=1", "z=2\n", "f=2:0")
+	u, p := root(t, upper), root(t, project)
+	must(t, os.Chmod(upper+"/closed", 0))
+	must(t, os.Chmod(upper+"/listed", 0o600))
+	defer tree(t, upper, "closed/:755", "listed/:755")
+	defer dropOverride(t)()
+
+	changes, err := List(t.Context(), u, p, Limits{})
+	if berm.KindOf(err) != berm.Denied || !errors.Is(err, fs.ErrPermission) || berm.HintOf(err) == "" {
+		t.Errorf("got %v", err)
+	}
+	if diff := cmp.Diff([]string{"A a", "A closed/", "M f", "A listed/", "M z"}, brief(changes)); diff != "" {
+		t.Error(diff)
+	}
+	var out bytes.Buffer
+	if err := Diff(&out, changes, u, p, Options{}); berm.KindOf(err) != berm.Denied {
+		t.Errorf("got %v", err)
+	}
+	for _, want := range []string{"+1\n", "+2\n", "# berm: f: not shown: read f: permission denied\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("no %q in %s", want, out.String())
+		}
+	}
+}
+
+// dropOverride makes modes count for this test, even as root, until the function that it
+// returns is called.
+func dropOverride(t *testing.T) func() {
+	runtime.LockOSThread() // capabilities are a thread's
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var had [2]unix.CapUserData
+	must(t, unix.Capget(&header, &had[0]))
+	lower := had
+	lower[0].Effective &^= 1<<unix.CAP_DAC_OVERRIDE | 1<<unix.CAP_DAC_READ_SEARCH
+	must(t, unix.Capset(&header, &lower[0]))
+	return func() {
+		must(t, unix.Capset(&header, &had[0]))
+		runtime.UnlockOSThread()
 	}
 }
 

@@ -98,7 +98,11 @@ func mutate(r *rand.Rand, dir string) {
 	case 7:
 		// A link would be followed.
 		if st, err := os.Lstat(at); err == nil && st.Mode()&os.ModeSymlink == 0 {
-			os.Chmod(at, []os.FileMode{0o755, 0o644, 0o700, 0o775}[r.IntN(4)])
+			mode := []os.FileMode{0o755, 0o644, 0o700, 0o775}[r.IntN(4)]
+			if st.IsDir() {
+				mode |= 0o100
+			}
+			os.Chmod(at, mode)
 		}
 	case 8:
 		os.Rename(at, pick())

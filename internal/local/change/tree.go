@@ -48,7 +48,7 @@ func openRegular(dir int, path string) (*os.File, error) {
 		unix.Close(fd)
 		return nil, errors.Join(err, errNotRegular)
 	}
-	return os.NewFile(uintptr(fd), path), nil
+	return os.NewFile(uintptr(fd), ""), nil
 }
 
 var errNotRegular = errors.New("not a regular file any more")
