@@ -2,6 +2,7 @@ package preset
 
 import (
 	"errors"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -17,24 +18,26 @@ import (
 //
 // The result is sorted.
 func CleanEnv(environ, entries []string) []string {
-	values := map[string]string{}
+	host := make(map[string]string, len(environ))
+	for _, variable := range environ {
+		name, value, ok := strings.Cut(variable, "=")
+		if _, twice := host[name]; ok && name != "" && !twice { // getenv(3) finds the first
+			host[name] = value
+		}
+	}
+	values := make(map[string]string, len(host))
 	for _, entry := range entries {
 		if pattern, ok := strings.CutPrefix(entry, "-"); ok {
-			for name := range values {
-				if matches(pattern, name) {
-					delete(values, name)
-				}
-			}
-			continue
-		}
-		if name, value, ok := strings.Cut(entry, "="); ok {
+			maps.DeleteFunc(values, func(name, _ string) bool { return matches(pattern, name) })
+		} else if name, value, ok := strings.Cut(entry, "="); ok {
 			values[name] = value
-			continue
-		}
-		for _, variable := range environ {
-			name, value, ok := strings.Cut(variable, "=")
-			if ok && name != "" && matches(entry, name) && (entry == name || !secret(name)) {
-				values[name] = value
+		} else if value, ok := host[entry]; ok {
+			values[entry] = value
+		} else if strings.HasSuffix(entry, "*") {
+			for name, value := range host {
+				if matches(entry, name) && !secret(name) {
+					values[name] = value
+				}
 			}
 		}
 	}

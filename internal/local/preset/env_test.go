@@ -1,6 +1,7 @@
 package preset
 
 import (
+	"os"
 	"slices"
 	"testing"
 )
@@ -8,7 +9,7 @@ import (
 func TestCleanEnv(t *testing.T) {
 	environ := []string{
 		"TERM=xterm", "LC_ALL=C", "LC_TOKEN=1", "PATH=/bin", "HOME=/home/u", "SSH_AUTH_SOCK=/run/s", "GH_TOKEN=t",
-		"APP_NAME=a", "APP_API_KEY=k", "APP_PASSWORD=p", "EMPTY=", "=odd", "odd", "MULTI=a=b",
+		"APP_NAME=a", "APP_API_KEY=k", "APP_PASSWORD=p", "EMPTY=", "=odd", "odd", "MULTI=a=b", "MULTI=second",
 	}
 	for _, c := range []struct {
 		entries, want []string
@@ -43,5 +44,12 @@ func TestCheckEnv(t *testing.T) {
 		if CheckEnv(bad) == nil {
 			t.Errorf("%q is taken", bad)
 		}
+	}
+}
+
+func BenchmarkCleanEnv(b *testing.B) {
+	environ := os.Environ()
+	for b.Loop() {
+		CleanEnv(environ, base.Env)
 	}
 }

@@ -1,7 +1,6 @@
 package preset
 
 import (
-	_ "embed" // builtin.yaml
 	"errors"
 	"fmt"
 	"maps"
@@ -14,12 +13,6 @@ import (
 
 	"github.com/berm-sandbox/berm"
 )
-
-//go:embed builtin.yaml
-var builtin []byte
-
-// Default is the preset of a run that names none, and below every other.
-const Default = "default"
 
 // profiles are those of internal/kernel/seccomp, least strict first.
 var profiles = [...]string{"default", "strict"}
@@ -89,45 +82,43 @@ func Resolve(request Request) (Grant, error) {
 
 // chain lists a preset and what lies below it, lowest first.
 func chain(config *Config, name string) ([]part, error) {
-	ours, err := parseConfig("builtin.yaml", builtin)
-	if err != nil {
-		return nil, err
-	}
-	var parts []part
+	ours := map[string]Rights{Default: base}
 	type step struct {
 		name string
 		from source
 	}
+	var parts []part
 	var seen []step
 	for at := (step{name, fromConfig}); at.name != ""; {
 		rights, ok := config.Presets[at.name]
 		if !ok || at.from == fromBuiltin {
-			rights, ok = ours.Presets[at.name]
 			at.from = fromBuiltin
+			if rights, ok = ours[at.name]; !ok && len(ours) == 1 {
+				more, err := builtins()
+				if err != nil {
+					return nil, err
+				}
+				maps.Copy(ours, more)
+				rights, ok = ours[at.name]
+			}
 		}
 		if !ok {
-			names := slices.Sorted(maps.Keys(ours.Presets))
-			for n := range config.Presets {
-				names = append(names, n)
-			}
-			slices.Sort(names)
+			maps.Copy(ours, config.Presets)
 			return nil, berm.Errorf(berm.Invalid, "there is no preset %q", clip(at.name)).
-				WithHint("the presets are %s", strings.Join(slices.Compact(names), ", "))
+				WithHint("the presets are %s", strings.Join(slices.Sorted(maps.Keys(ours)), ", "))
 		}
 		if slices.Contains(seen, at) {
 			return nil, berm.Errorf(berm.Invalid, "%s: preset %q extends itself", quoted(config.path), at.name)
 		}
 		seen = append(seen, at)
 		parts = append(parts, part{rights, at.from})
-		if next := rights.Extends; next == at.name {
+		if rights.Extends == at.name {
 			at.from = fromBuiltin // a preset of a built-in's name adds to that one
 		} else {
-			at = step{next, fromConfig}
+			at = step{rights.Extends, fromConfig}
 		}
 	}
-	if last := seen[len(seen)-1]; last != (step{Default, fromBuiltin}) {
-		parts = append(parts, part{ours.Presets[Default], fromBuiltin})
-	}
+	parts = append(parts, part{base, fromBuiltin})
 	slices.Reverse(parts)
 	return parts, nil
 }

@@ -191,7 +191,7 @@ func BenchmarkResolve(b *testing.B) {
 
 func BenchmarkBuiltin(b *testing.B) {
 	for b.Loop() {
-		if _, err := parseConfig("builtin.yaml", builtin); err != nil {
+		if _, err := builtins(); err != nil {
 			b.Fatal(err)
 		}
 	}
