@@ -40,7 +40,7 @@ func Main() {
 			becomeRoot(trees)
 		case plan.Remove:
 			for i := range trees {
-				if err := empty(firstTree + i); err != nil {
+				if err := empty(firstTree+i, time.Now().Add(othersEnd)); err != nil {
 					fail("remove", "files", err)
 				}
 			}
