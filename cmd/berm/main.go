@@ -6,8 +6,6 @@ package main
 import (
 	"context"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/cli/local"
@@ -24,8 +22,5 @@ func main() {
 	}
 	root := cli.NewRoot(version)
 	root.AddCommand(local.Commands()...)
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	code := cli.Execute(ctx, root, os.Args[1:])
-	stop()
-	os.Exit(code)
+	os.Exit(cli.Execute(context.Background(), root, os.Args[1:]))
 }

@@ -31,6 +31,7 @@ const defaultPIDs = 8192
 
 // Request is one command and what it may do.
 type Request struct {
+	ID      berm.SandboxID
 	Argv    []string // at least one
 	Env     []string // the whole environment inside
 	Grant   preset.Grant
@@ -65,7 +66,7 @@ func Policy(r *Request) (berm.Policy, error) {
 	if err != nil {
 		return berm.Policy{}, err
 	}
-	return w.Policy, nil
+	return w.Policy(), nil
 }
 
 // Run runs a command at the namespace level and returns when every process of it has
@@ -99,7 +100,7 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	monitor.Trace("planned")
-	order := launch.Order{ID: berm.NewSandboxID(), Plan: plan.Encode(w.Steps), IDs: ids, Trees: w.Trees, Upper: r.upper(), Limits: limits(r.Grant.Limits, ids)}
+	order := launch.Order{ID: r.ID, Plan: plan.Encode(w.Steps), IDs: ids, Trees: w.Trees, Upper: r.upper(), Limits: limits(r.Grant.Limits, ids)}
 	ended, err := launch.Run(ctx, order, launch.Command{
 		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started,
 	})

@@ -36,7 +36,9 @@ type Task struct {
 	// AllowWeaker runs the command under Landlock and seccomp alone where the namespace
 	// level cannot be had.
 	AllowWeaker bool
-	Notice      func(string) // is told what a person should know before the command runs
+	Notice      func(string) // is told what a person should know
+	// Config is the user's configuration; nil is none.
+	Config *preset.Config
 }
 
 // The levels at which a command can run.
@@ -65,15 +67,7 @@ func Prepare(t *Task) (*Request, error) {
 	if err := checkPlace(place); err != nil {
 		return nil, err
 	}
-	path, err := ConfigPath(t.Environ, place.Home)
-	if err != nil {
-		return nil, err
-	}
-	config, err := preset.LoadConfig(path)
-	if err != nil {
-		return nil, err
-	}
-	grant, err := preset.Resolve(preset.Request{Place: place, Config: config, Preset: t.Preset, Flags: t.Rights, Environ: t.Environ})
+	grant, err := preset.Resolve(preset.Request{Place: place, Config: t.Config, Preset: t.Preset, Flags: t.Rights, Environ: t.Environ})
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +80,7 @@ func Prepare(t *Task) (*Request, error) {
 		return nil, berm.Errorf(berm.Unsupported, "a sandbox of berm run has no network but its own loopback")
 	}
 	env := append(preset.CleanEnv(t.Environ, grant.Env), "BERM_SANDBOX=1")
-	return &Request{Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
+	return &Request{ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }
 
 // Do runs a task to its end. After an error the command did not run, and nothing is left
@@ -99,6 +93,14 @@ func Do(ctx context.Context, t *Task) (Result, error) {
 	for _, n := range r.Grant.Notices {
 		t.Notice(n)
 	}
+	journal := begin(t, r)
+	result, err := do(ctx, t, r)
+	journal.end(result, err)
+	return result, err
+}
+
+func do(ctx context.Context, t *Task, r *Request) (Result, error) {
+	var err error
 	result := Result{Level: LevelNamespace, Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
 	if r.Grant.Workspace != preset.WorkspaceCopyOnWrite {
 		if t.Session != "" {
@@ -310,16 +312,20 @@ func placeOf(dir string, environ []string) (preset.Place, error) {
 	return preset.Place{Home: filepath.Clean(home), Workspace: workspace}, nil
 }
 
-// ConfigPath returns where the user's configuration file is.
-func ConfigPath(environ []string, home string) (string, error) {
+// LoadConfig reads the configuration file of whoever has this environment.
+func LoadConfig(environ []string) (*preset.Config, error) {
 	dir := variable(environ, "XDG_CONFIG_HOME")
 	if dir == "" {
+		home := variable(environ, "HOME")
+		if home == "" {
+			return nil, nil
+		}
 		dir = filepath.Join(home, ".config")
 	}
 	if !filepath.IsAbs(dir) {
-		return "", berm.Errorf(berm.Invalid, "XDG_CONFIG_HOME is no absolute path: %q", dir)
+		return nil, berm.Errorf(berm.Invalid, "XDG_CONFIG_HOME is no absolute path: %q", dir)
 	}
-	return filepath.Join(dir, "berm", "config.yaml"), nil
+	return preset.LoadConfig(filepath.Join(dir, "berm", "config.yaml"))
 }
 
 func variable(environ []string, name string) string {

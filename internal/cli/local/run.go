@@ -129,6 +129,11 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 	if err := f.check(); err != nil {
 		return err
 	}
+	config, err := local.LoadConfig(t.Environ)
+	if err != nil {
+		return cli.CodeError{Code: noCommand, Err: err}
+	}
+	t.Config = config
 	var notices []string
 	t.Notice = func(text string) {
 		notices = append(notices, text)

@@ -409,7 +409,7 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Invalid, "guest configuration: %w", err)
 	}
-	policy, err := json.Marshal(set.Policy)
+	policy, err := json.Marshal(set.Policy())
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Internal, "policy: %w", err)
 	}

@@ -192,7 +192,7 @@ func (s *Sandbox) removeGroup() {
 // spawn starts init from its sealed executable in fresh namespaces, where it waits for
 // the plan.
 func (s *Sandbox) spawn() error {
-	theirs, err := s.connect()
+	theirs, err := s.connect(true)
 	if err != nil {
 		return err
 	}
@@ -217,13 +217,14 @@ func (s *Sandbox) spawn() error {
 	})
 }
 
-// connect makes the socket to init and returns init's end of it.
-func (s *Sandbox) connect() (*os.File, error) {
+// connect makes the socket to init and returns init's end of it. polled lets many
+// goroutines wait for it without a thread each.
+func (s *Sandbox) connect(polled bool) (*os.File, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fault("socket pair", err)
 	}
-	_ = unix.SetNonblock(pair[0], true)
+	_ = unix.SetNonblock(pair[0], polled)
 	s.control = os.NewFile(uintptr(pair[0]), "control")
 	return os.NewFile(uintptr(pair[1]), "control"), nil
 }

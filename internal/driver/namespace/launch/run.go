@@ -3,6 +3,7 @@ package launch
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"os"
 	"runtime"
 	"strconv"
@@ -66,7 +67,7 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 		cu.Add(s.removeGroup)
 	}
 	monitor.Trace("control group made")
-	theirs, err := s.connect()
+	theirs, err := s.connect(false)
 	if err != nil {
 		return Ended{}, err
 	}
@@ -115,8 +116,10 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 	status := s.reap()
 	monitor.Trace("init reaped")
 	ended.Reason = stop()
-	if u, err := s.group.Usage(); err == nil {
-		ended.OOMKills = u.OOMKills
+	if order.Limits.Memory > 0 {
+		if u, err := s.group.Usage(); err == nil {
+			ended.OOMKills = u.OOMKills
+		}
 	}
 	cu.Release()
 	s.removeGroup()
@@ -201,8 +204,13 @@ type told struct {
 func (s *Sandbox) follow(started func()) (t told) {
 	message := make([]byte, 4096)
 	for {
-		n, err := s.control.Read(message)
-		if n == 0 || err != nil {
+		// Without the poller of the Go runtime, which would wake another thread for each
+		// message and this one again: that takes longer than init does.
+		n, err := unix.Read(int(s.control.Fd()), message)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if n <= 0 || err != nil {
 			return t
 		}
 		body := message[1:n]

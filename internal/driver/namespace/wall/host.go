@@ -68,7 +68,7 @@ func (h Host) build(s *SetUp, c Config) {
 		switch {
 		case p.Hide:
 			s.add(plan.Step{Op: plan.Mask, Target: stageRoot + p.Path})
-			s.Policy.Masked = append(s.Policy.Masked, p.Path)
+			s.policy.Masked = append(s.policy.Masked, p.Path)
 			continue
 		case p.Target != "":
 			s.parents(made, p.Path)
@@ -139,7 +139,7 @@ func (h Host) finish(s *SetUp, c Config) {
 	if h.Console != "" { // as ttyname(3) finds the terminal of programs that have it open
 		s.add(plan.Step{Op: plan.File, Target: stageRoot + "/dev/console", Flags: 0o600})
 		s.add(plan.Step{Op: plan.Bind, Source: h.Console, Target: stageRoot + "/dev/console", Flags: unix.MS_NOSUID | unix.MS_NOEXEC})
-		s.Policy.Devices = append(s.Policy.Devices, "/dev/console")
+		s.policy.Devices = append(s.policy.Devices, "/dev/console")
 	}
 	for _, f := range identity(c.Hostname) {
 		s.add(plan.Step{Op: plan.File, Target: f[0], Flags: 0o444, Data: f[1]})

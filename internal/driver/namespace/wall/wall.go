@@ -84,8 +84,8 @@ type Config struct {
 	// Processes bounds processes and threads without a control group; 0 does not. It
 	// bounds each user inside, so it is for sandboxes that have one.
 	Processes uint64
-	Cgroup       string   // the layout of control groups, for the policy
-	Degraded     []string // what the host could not give, for the policy
+	Cgroup    string   // the layout of control groups, for the policy
+	Degraded  []string // what the host could not give, for the policy
 }
 
 // Root is what the file system inside is made of.
@@ -99,9 +99,17 @@ type Root interface {
 // SetUp is a plan and the policy that it amounts to: both are made in one pass, so that
 // what is shown is what is done.
 type SetUp struct {
-	Steps  []plan.Step
-	Trees  []launch.Tree // that the plan attaches, in this order
-	Policy berm.Policy
+	Steps   []plan.Step
+	Trees   []launch.Tree // that the plan attaches, in this order
+	policy  berm.Policy
+	seccomp func() berm.Seccomp
+}
+
+// Policy is what the plan amounts to.
+func (s *SetUp) Policy() berm.Policy {
+	p := s.policy
+	p.Seccomp = s.seccomp()
+	return p
 }
 
 func (s *SetUp) add(step plan.Step) { s.Steps = append(s.Steps, step) }
@@ -120,7 +128,7 @@ func (s *SetUp) show(target, what string, flags uint64, options string) {
 	if options != "" {
 		line += " (" + options + ")"
 	}
-	s.Policy.Mounts = append(s.Policy.Mounts, line)
+	s.policy.Mounts = append(s.policy.Mounts, line)
 }
 
 func flagNames(flags uint64) string {
@@ -139,7 +147,7 @@ func flagNames(flags uint64) string {
 // Plan makes the plan and the policy of a wall. It fails with Invalid when there is no
 // such seccomp profile.
 func Plan(c Config) (*SetUp, error) {
-	s := &SetUp{Policy: berm.Policy{
+	s := &SetUp{policy: berm.Policy{
 		Level:      berm.Namespace,
 		Namespaces: []string{"user", "pid", "mount", "network", "ipc", "uts", "cgroup"},
 		IDMap:      c.IDs.String(),
@@ -171,7 +179,7 @@ func (s *SetUp) rlimit(resource int, name string, soft, hard uint64) {
 	if resource == unix.RLIMIT_NOFILE || resource == unix.RLIMIT_NPROC { // they do not count bytes
 		text = func(n uint64) string { return strconv.FormatUint(n, 10) }
 	}
-	s.Policy.Rlimits = append(s.Policy.Rlimits, fmt.Sprintf("%s: %s, at most %s", name, text(soft), text(hard)))
+	s.policy.Rlimits = append(s.policy.Rlimits, fmt.Sprintf("%s: %s, at most %s", name, text(soft), text(hard)))
 }
 
 // place attaches the next tree to a new directory of the stage.
@@ -194,7 +202,7 @@ func (s *SetUp) proc() {
 	for _, path := range masked {
 		s.add(plan.Step{Op: plan.Mask, Target: stageRoot + path})
 	}
-	s.Policy.ReadOnly, s.Policy.Masked = readOnly, masked
+	s.policy.ReadOnly, s.policy.Masked = readOnly, masked
 	s.add(plan.Step{Op: plan.File, Target: stageBoot, Flags: 0o444, Data: uuid() + "\n"})
 	s.add(plan.Step{Op: plan.Bind, Source: stageBoot, Target: stageRoot + "/proc/sys/kernel/random/boot_id", Flags: unix.MS_RDONLY | hidden})
 	s.show("/proc/sys/kernel/random/boot_id", "file", unix.MS_RDONLY|hidden, "own value")
@@ -206,7 +214,7 @@ func (s *SetUp) dev(c Config) {
 	for _, name := range devices {
 		s.add(plan.Step{Op: plan.File, Target: stageRoot + "/dev/" + name, Flags: 0o666})
 		s.add(plan.Step{Op: plan.Bind, Source: "/dev/" + name, Target: stageRoot + "/dev/" + name, Flags: unix.MS_NOSUID | unix.MS_NOEXEC})
-		s.Policy.Devices = append(s.Policy.Devices, "/dev/"+name)
+		s.policy.Devices = append(s.policy.Devices, "/dev/"+name)
 	}
 	for _, link := range [][2]string{
 		{"/proc/self/fd", "fd"}, {"fd/0", "stdin"}, {"fd/1", "stdout"}, {"fd/2", "stderr"}, {"pts/ptmx", "ptmx"},
@@ -265,16 +273,16 @@ func identity(hostname string) [][2]string {
 // is the other way to be allowed to load it.
 func (s *SetUp) rights(c Config) error {
 	s.landlock()
-	s.Policy.Capabilities = c.Capabilities.Names()
+	s.policy.Capabilities = c.Capabilities.Names()
 	s.add(plan.Step{Op: plan.Bounding, Flags: uint64(c.Capabilities)})
-	if s.Policy.NoNewPrivs = !c.Setuid; s.Policy.NoNewPrivs {
+	if s.policy.NoNewPrivs = !c.Setuid; s.policy.NoNewPrivs {
 		s.add(plan.Step{Op: plan.NoNewPrivs})
 	}
 	f, err := filterOf(c.Profile)
 	if err != nil {
 		return err
 	}
-	s.Policy.Seccomp = f.description
+	s.seccomp = f.describe
 	s.add(plan.Step{Op: plan.Seccomp, Data: f.program})
 	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(c.Capabilities)})
 	return nil
@@ -282,8 +290,8 @@ func (s *SetUp) rights(c Config) error {
 
 // filter is an assembled seccomp profile.
 type filter struct {
-	program     string       // of struct sock_filter
-	description berm.Seccomp // shared: not to be changed
+	program  string              // of struct sock_filter
+	describe func() berm.Seccomp // shared: not to be changed
 }
 
 // filters has those that were used, by the names of their profiles: to assemble one takes
@@ -303,7 +311,7 @@ func filterOf(name string) (filter, error) {
 		return filter{}, err
 	}
 	program := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(code))), len(code)*int(unsafe.Sizeof(code[0])))
-	f := filter{string(program), profile.Describe()}
+	f := filter{string(program), sync.OnceValue(profile.Describe)}
 	filters.Store(name, f)
 	return f, nil
 }
@@ -312,15 +320,15 @@ func filterOf(name string) (filter, error) {
 func (s *SetUp) landlock() {
 	abi := landlock.ABI()
 	if abi < 2 {
-		s.Policy.Landlock = fmt.Sprintf("off: ABI %d; the first that lets files move between directories is 2 (Linux 5.19)", abi)
+		s.policy.Landlock = fmt.Sprintf("off: ABI %d; the first that lets files move between directories is 2 (Linux 5.19)", abi)
 		return
 	}
 	step := plan.Step{Op: plan.Landlock, Flags: unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER}
-	s.Policy.Landlock = fmt.Sprintf("ABI %d: no making of device nodes, no change of mounts, no tracing of processes outside", abi)
+	s.policy.Landlock = fmt.Sprintf("ABI %d: no making of device nodes, no change of mounts, no tracing of processes outside", abi)
 	if abi >= 5 { // Linux 6.10
 		step.Flags |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
 		step.Source = "/dev/pts /dev/" + strings.Join(devices, " /dev/")
-		s.Policy.Landlock += ", no ioctl on other devices than those listed"
+		s.policy.Landlock += ", no ioctl on other devices than those listed"
 	}
 	s.add(step)
 }

@@ -1,0 +1,68 @@
+package local
+
+import (
+	"os/user"
+	"path/filepath"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/local/session"
+)
+
+// records tells the user's own audit log of one run. The log is as trustworthy as the
+// user: whoever runs the command can write it. So a run goes on when it cannot be written,
+// and the user is told.
+type records struct {
+	task    *Task
+	request *Request
+	actor   audit.Actor
+	path    string
+	begun   chan error
+}
+
+// begin records what is about to run, while the sandbox is made.
+func begin(t *Task, r *Request) *records {
+	j := &records{task: t, request: r, actor: audit.Actor{Type: "user", ID: name()}, begun: make(chan error, 1)}
+	state, err := session.StateDir()
+	if err != nil {
+		j.begun <- err
+		return j
+	}
+	j.path = filepath.Join(state, "audit", "log.jsonl")
+	go func() {
+		j.begun <- audit.Append(j.path, j.record(audit.SandboxCreate, audit.OK, "", map[string]any{
+			"argv": r.Argv, "workspace": r.Place.Workspace, "access": r.Grant.Workspace, "preset": r.Grant.Preset,
+			"session": t.Session, "limits": r.Grant.Limits, "network": r.Grant.Network,
+		}))
+	}()
+	return j
+}
+
+// end records how it ended.
+func (j *records) end(result Result, err error) {
+	failed := <-j.begun
+	if failed == nil {
+		exit := j.record(audit.SandboxExit, audit.OK, string(result.Reason), map[string]any{
+			"level": result.Level, "exitCode": result.ExitCode, "session": result.Session, "ms": result.Duration.Milliseconds(),
+		})
+		if err != nil {
+			exit = j.record(audit.SandboxExit, audit.Failed, err.Error(), map[string]any{"kind": berm.KindOf(err).String()})
+		}
+		failed = audit.Append(j.path, exit)
+	}
+	if failed != nil {
+		j.task.Notice("this run is not in the audit log: " + failed.Error())
+	}
+}
+
+func (j *records) record(t audit.Type, outcome audit.Outcome, reason string, data any) audit.Record {
+	return audit.Record{Sandbox: j.request.ID, Actor: j.actor, Type: t, Src: "local", Trust: audit.TrustUser, Outcome: outcome, Reason: reason, Data: data}
+}
+
+// name is the user's.
+func name() string {
+	if me, err := user.Current(); err == nil {
+		return me.Username
+	}
+	return ""
+}
