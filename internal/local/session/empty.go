@@ -2,22 +2,24 @@ package session
 
 import (
 	"context"
-	"os"
+
+	"golang.org/x/sys/unix"
 )
 
 // Empty takes all changes out of the session. It must be locked and no command running in
 // it. A crash leaves some of the changes.
 func (s *Session) Empty(ctx context.Context) error {
-	project, err := os.Stat(s.Project)
-	if err != nil {
-		return stateError(err, "empty the session "+s.Name)
-	}
+	var project unix.Stat_t
+	err := unix.Stat(s.Project, &project)
 	for _, dir := range []string{upperDir, workDir} {
-		if err = removeTree(ctx, int(s.lock.Fd()), dir); err != nil {
-			return stateError(err, "empty the session "+s.Name)
+		if err == nil {
+			err = removeTree(ctx, int(s.lock.Fd()), dir)
 		}
 	}
-	if err = s.makeLayer(project.Mode()); err != nil {
+	if err == nil {
+		err = s.makeLayer(&project)
+	}
+	if err != nil {
 		return stateError(err, "empty the session "+s.Name)
 	}
 	return nil
