@@ -16,12 +16,12 @@ func (p *printer) literal(old, new []byte) {
 	for _, data := range [][]byte{new, old} {
 		var packed bytes.Buffer
 		z := zlib.NewWriter(&packed)
-		z.Write(data)
-		z.Close()
+		_, _ = z.Write(data) // a Buffer takes everything
+		_ = z.Close()
 		p.line(plain, "literal %d", len(data))
 		for rest := packed.Bytes(); len(rest) > 0; {
 			n := min(52, len(rest))
-			p.w.WriteByte(lineLength(n))
+			line := []byte{lineLength(n)}
 			for i := 0; i < n; i += 4 {
 				var word [4]byte
 				copy(word[:], rest[i:n])
@@ -31,12 +31,12 @@ func (p *printer) literal(old, new []byte) {
 					digits[4-j] = base85[v%85]
 					v /= 85
 				}
-				p.w.Write(digits[:])
+				line = append(line, digits[:]...)
 			}
-			p.w.WriteByte('\n')
+			p.line(plain, "%s", line)
 			rest = rest[n:]
 		}
-		p.w.WriteByte('\n')
+		p.line(plain, "")
 	}
 }
 

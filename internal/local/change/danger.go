@@ -30,7 +30,7 @@ var rules = []struct{ patterns, why string }{
 	{".envrc* .direnv/**", "direnv runs it when a shell enters the directory"},
 	{".env .env.local", "environment variables that editors and tools load by themselves"},
 	{".autoenv*", "autoenv runs it when a shell enters the directory"},
-	{"mise.toml .mise.toml mise.local.toml .mise.local.toml mise.*.toml .mise/** mise/** .rtx.toml", "mise obeys it when a shell enters the directory"},
+	{"mise.toml .mise.toml mise.local.toml .mise.local.toml mise.*.toml .mise/** mise/config.toml mise/config.*.toml .rtx.toml", "mise obeys it when a shell enters the directory"},
 	{".tool-versions", "asdf and mise choose programs by it when a shell enters the directory"},
 	{"rust-toolchain rust-toolchain.toml", "rustup takes the compiler from where this file says"},
 	{".venv/bin/** venv/bin/** pyvenv.cfg", "editors run a project's interpreter when they open it"},
@@ -75,7 +75,7 @@ var rules = []struct{ patterns, why string }{
 	{".rprofile .renviron .ghci .ocamlinit .irbrc .pryrc .gdbinit .lldbinit .pdbrc", "an interpreter or debugger runs it when it starts in the directory"},
 
 	{".bashrc .bash_profile .bash_login .bash_logout .profile .zshrc .zshenv .zprofile .zlogin .zlogout .kshrc .cshrc .tcshrc .login .inputrc .pam_environment .xprofile .xsession .xsessionrc .xinitrc .tmux.conf .screenrc", "runs at log-in or when a shell starts"},
-	{".config/** .local/bin/** .local/share/** .ssh/** .gnupg/** .kube/** .docker/** .aws/** .azure/**", "configuration that programs of its user obey"},
+	{".config/** .local/bin/** .local/share/** .ssh/** .gnupg/** .kube/** .docker/config.json .docker/cli-plugins/** .aws/** .azure/**", "configuration that programs of its user obey"},
 	{"*.desktop autorun.inf desktop.ini", "a desktop starts what it names"},
 	{"berm.yaml berm.yml", "berm's own configuration of this project"},
 }
@@ -314,10 +314,10 @@ func gitObject(names []string) bool {
 		return false
 	}
 	last := names[len(names)-1]
-	switch dir := names[0]; {
-	case dir == "pack":
+	switch dir := names[0]; dir {
+	case "pack":
 		return len(names) == 2 && (strings.HasPrefix(last, "pack-") || strings.HasPrefix(last, "tmp_") || strings.HasPrefix(last, ".tmp-") || strings.HasPrefix(last, "multi-pack-index"))
-	case dir == "info":
+	case "info":
 		return last == "packs" || strings.HasPrefix(last, "commit-graph") || len(names) == 3 && names[1] == "commit-graphs"
 	default:
 		return len(names) == 2 && len(dir) == 2 && isHex(dir) && (len(last) >= 38 && isHex(last) || strings.HasPrefix(last, "tmp_obj_"))

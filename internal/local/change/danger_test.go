@@ -87,7 +87,7 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-// Every rule has a reason, is written as it is looked up, and is not shadowed.
+// Every rule has a reason, is written as it is looked up, and matches at any depth.
 func TestRules(t *testing.T) {
 	seen := map[string]bool{}
 	for _, rule := range rules {

@@ -103,9 +103,9 @@ type printer struct {
 	rows     []row
 }
 
+// line writes a line. The Writer keeps the first error, which Diff returns.
 func (p *printer) line(paint func(string) string, format string, args ...any) {
-	p.w.WriteString(paint(fmt.Sprintf(format, args...)))
-	p.w.WriteByte('\n')
+	_, _ = p.w.WriteString(paint(fmt.Sprintf(format, args...)) + "\n")
 }
 
 func plain(s string) string { return s }
@@ -236,10 +236,8 @@ func (s *side) object() string {
 	if !s.present {
 		return strings.Repeat("0", 2*sha1.Size)
 	}
-	h := sha1.New()
-	fmt.Fprintf(h, "blob %d\x00", len(s.data))
-	h.Write(s.data)
-	return hex.EncodeToString(h.Sum(nil))
+	sum := sha1.Sum(fmt.Appendf(nil, "blob %d\x00%s", len(s.data), s.data))
+	return hex.EncodeToString(sum[:])
 }
 
 // file shows a file or link that was there before, is there after, or both.
@@ -341,7 +339,7 @@ func hunks(old, new []byte) []byte {
 
 func (p *printer) hunks(text []byte) {
 	if !p.Terminal && !bool(p.Style) {
-		p.w.Write(text)
+		_, _ = p.w.Write(text)
 		return
 	}
 	for line := range strings.Lines(string(text)) {

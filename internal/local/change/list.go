@@ -309,9 +309,9 @@ func (w *walker) add(c Change) error {
 
 func (w *walker) differ(oldDir, newDir int, name string, old, new *file) (bool, error) {
 	switch {
-	case old.Entry.Mode.Type() == os.ModeSymlink && new.Entry.Mode.Type() == os.ModeSymlink:
+	case old.Mode.Type() == os.ModeSymlink && new.Mode.Type() == os.ModeSymlink:
 		return old.Target != new.Target || old.Target == "", nil
-	case old.Entry.Mode != new.Entry.Mode:
+	case old.Mode != new.Mode:
 		return true, nil
 	case old.Mode.Type()&os.ModeDevice != 0:
 		return old.st.Rdev != new.st.Rdev, nil

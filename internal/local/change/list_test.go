@@ -362,6 +362,18 @@ func TestOpenRegular(t *testing.T) {
 	f, err := openRegular(int(r.Fd()), "d/f")
 	must(t, err)
 	f.Close()
+
+	// A lease would hold the open for /proc/sys/fs/lease-break-time, 45 seconds.
+	leased, err := os.Open(dir + "/d/f")
+	must(t, err)
+	defer leased.Close()
+	_, err = unix.FcntlInt(leased.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	must(t, err)
+	started := time.Now()
+	if f, err := openRegular(int(r.Fd()), "d/f"); err == nil || time.Since(started) > 5*time.Second {
+		f.Close()
+		t.Errorf("a leased file: %v after %v", err, time.Since(started))
+	}
 }
 
 // A depth of directories takes no descriptors.

@@ -20,8 +20,7 @@ func openBeneath(dir int, name string, flags int) (int, error) {
 			Flags:   uint64(flags | unix.O_NOFOLLOW | unix.O_CLOEXEC),
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 		})
-		// EAGAIN: a rename anywhere on the machine raced with the check of "beneath".
-		if err != unix.EINTR && err != unix.EAGAIN {
+		if err != unix.EINTR {
 			return fd, err
 		}
 	}
@@ -38,7 +37,8 @@ func openDir(root int, path string, flags int) (int, error) {
 // openRegular opens a regular file for reading and fails with errNotRegular on
 // everything else.
 func openRegular(dir int, path string) (*os.File, error) {
-	// A fifo without a writer would hold the open for ever.
+	// A fifo without a writer would hold the open for ever, and a file on which another
+	// process has a lease for most of a minute.
 	fd, err := openBeneath(dir, path, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY)
 	if err != nil {
 		return nil, err
