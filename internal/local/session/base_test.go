@@ -21,7 +21,7 @@ var _ apply.Base = (*Base)(nil)
 
 func git(t testing.TB, dir string, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("git", append([]string{"-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"}, args...)...)
+	cmd := exec.Command("git", append([]string{"-c", "user.name=n", "-c", "user.email=e", "-c", "gc.auto=0", "-c", "maintenance.auto=false"}, args...)...)
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "GIT_CONFIG_NOSYSTEM=1", "GIT_CONFIG_GLOBAL=/dev/null"}
 	out, err := cmd.CombinedOutput()
@@ -337,6 +337,17 @@ func TestRecordAgain(t *testing.T) {
 		expectState(t, b, name, apply.Unknown)
 	}
 	expectContent(t, b, "yours", "3")
+}
+
+// TestStoreInProject has a home directory as its project.
+func TestStoreInProject(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "file=x")
+	s := create(t, openStore(t, dir), dir)
+	b := record(t, s)
+	expectState(t, b, "file", apply.Present)
+	expectState(t, b, "state/sessions/"+s.Name, apply.Unknown)
+	expectTag(t, b, "state/sessions", tagPartial)
 }
 
 func TestDamagedBase(t *testing.T) {

@@ -39,7 +39,7 @@ const unfinished = "."
 
 // Checkpoint copies what the session changed, and deletes the oldest checkpoints but for
 // keep. The session must be locked and no command running in it. A crash leaves all of the
-// new checkpoint or nothing to be seen.
+// new checkpoint or nothing to be seen; one of the machine may lose what was copied last.
 func (s *Session) Checkpoint(ctx context.Context, reason string, keep int) (Checkpoint, error) {
 	dir, err := s.openCheckpoints()
 	if err != nil {
@@ -137,7 +137,12 @@ func (s *Session) Restore(ctx context.Context, n, keep int) (Checkpoint, error) 
 	if err := failpoint.Hit("session.restore.copied"); err != nil {
 		return Checkpoint{}, err
 	}
-	if err := s.exchange(filepath.Join(checkpoints, strconv.Itoa(c.N), upperDir)); err != nil {
+	all, err := dir.Open(".")
+	if err != nil {
+		return Checkpoint{}, stateError(err, "open the checkpoints")
+	}
+	defer all.Close()
+	if err := s.exchange(upperDir, int(all.Fd()), filepath.Join(strconv.Itoa(c.N), upperDir)); err != nil {
 		return Checkpoint{}, stateError(err, "exchange the changes of session "+s.Name)
 	}
 	if err := failpoint.Hit("session.restore.exchanged"); err != nil {
@@ -147,33 +152,38 @@ func (s *Session) Restore(ctx context.Context, n, keep int) (Checkpoint, error) 
 	return c, trim(ctx, dir, slices.DeleteFunc(append(numbers, c.N), func(i int) bool { return i == n }), keep)
 }
 
-// exchange makes another directory the session's upper one, and that one the other.
-func (s *Session) exchange(name string) error {
+// exchange makes the directory at a path below dir one of the session's, and that one the
+// other.
+func (s *Session) exchange(own string, dir int, path string) error {
 	session, err := s.store.root.Open(s.Name)
 	if err != nil {
 		return err
 	}
 	defer session.Close()
-	fd := int(session.Fd())
-	var modes [2]uint32
-	for i, path := range []string{upperDir, name} {
+	ends := [2]struct {
+		dir  int
+		path string
+		mode uint32
+	}{{dir: int(session.Fd()), path: own}, {dir: dir, path: path}}
+	for i := range ends {
+		e := &ends[i]
 		var st unix.Stat_t
-		if err := unix.Fstatat(fd, path, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		if err := unix.Fstatat(e.dir, e.path, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 			return err
 		}
 		// A directory must be writable to get another parent.
-		if modes[i] = st.Mode & 0o7777; modes[i]&0o200 == 0 {
-			if err := unix.Fchmodat(fd, path, modes[i]|0o200, 0); err != nil {
+		if e.mode = st.Mode & 0o7777; e.mode&0o200 == 0 {
+			if err := unix.Fchmodat(e.dir, e.path, e.mode|0o200, 0); err != nil {
 				return err
 			}
 		}
 	}
-	if err := unix.Renameat2(fd, name, fd, upperDir, unix.RENAME_EXCHANGE); err != nil {
+	if err := unix.Renameat2(ends[0].dir, own, dir, path, unix.RENAME_EXCHANGE); err != nil {
 		return err
 	}
-	for i, path := range []string{name, upperDir} { // their names changed
-		if modes[i]&0o200 == 0 {
-			if err := unix.Fchmodat(fd, path, modes[i], 0); err != nil {
+	for i, e := range ends {
+		if now := ends[1-i]; e.mode&0o200 == 0 {
+			if err := unix.Fchmodat(now.dir, now.path, e.mode, 0); err != nil {
 				return err
 			}
 		}

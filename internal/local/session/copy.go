@@ -26,7 +26,7 @@ const (
 type Copied struct {
 	Entries int
 	Bytes   int64 // copied; those shared with the source do not count
-	Skipped int   // devices: nothing of a workspace
+	Skipped int   // devices, and the copy itself where it lies in the source
 }
 
 // How says how files came over: "cloned" when they share their blocks with the source's,
@@ -38,8 +38,8 @@ func (c Copied) How() string {
 	return "copied"
 }
 
-// CopyTree copies what src holds into the empty directory dst, with modes, times of change
-// of content, user attributes and access lists, holes, hard links and, as root, owners.
+// CopyTree copies src into the empty directory dst, which gets src's attributes: modes, times
+// of change of content, user attributes and access lists, holes, hard links and, as root, owners.
 // It keeps what overlayfs has in a layer. No link is followed and nothing but files and
 // directories is opened. A failure leaves dst half-filled. The error is Exhausted when src
 // is too large and Conflict when it changed meanwhile.
@@ -61,6 +61,11 @@ func copyTree(ctx context.Context, src, dst *os.Root, lend bool) (_ Copied, err 
 	}
 	defer to.Close()
 	c := &copier{src: int(from.Fd()), dst: int(to.Fd()), root: dst, lend: lend, clone: true, links: map[inode]string{}}
+	var st unix.Stat_t
+	if err := unix.Fstat(c.dst, &st); err != nil {
+		return Copied{}, err
+	}
+	c.self = inode{st.Dev, st.Ino}
 	defer c.takeBack()
 	for stack := []string{"."}; len(stack) > 0; {
 		dir := stack[len(stack)-1]
@@ -85,6 +90,7 @@ type inode struct{ dev, ino uint64 }
 
 type copier struct {
 	src, dst int
+	self     inode    // of dst
 	root     *os.Root // dst
 	lend     bool
 	lent     []lent
@@ -166,11 +172,17 @@ func (c *copier) directory(ctx context.Context, dir string) (below []string, err
 // entry copies one entry, of a directory itself alone.
 func (c *copier) entry(ctx context.Context, from, to int, name, full string) (isDir bool, err error) {
 	var st unix.Stat_t
-	if err := unix.Fstatat(from, name, &st, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+	if err := unix.Fstatat(from, name, &st, unix.AT_SYMLINK_NOFOLLOW); errors.Is(err, unix.ENOENT) {
+		return false, nil // deleted meanwhile
+	} else if err != nil {
 		return false, err
 	}
 	kind := st.Mode & unix.S_IFMT
 	if kind == unix.S_IFDIR {
+		if (inode{st.Dev, st.Ino}) == c.self {
+			c.Skipped++
+			return false, nil
+		}
 		return true, unix.Mkdirat(to, name, 0o700)
 	}
 	if st.Nlink > 1 {

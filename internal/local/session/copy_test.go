@@ -239,6 +239,19 @@ func TestCopyRefuses(t *testing.T) {
 	same(t, snapshot(t, canary), before)
 }
 
+func TestCopyIntoItself(t *testing.T) {
+	dir := t.TempDir()
+	put(t, dir, "file=x", "state/file=y")
+	copied, err := CopyTree(t.Context(), openRoot(t, dir), openRoot(t, filepath.Join(dir, "state", "copy")))
+	must(t, err)
+	if copied.Skipped != 1 || copied.Entries != 4 {
+		t.Errorf("%+v", copied)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "state/copy/state/file")); err != nil {
+		t.Error(err)
+	}
+}
+
 // TestCopyWhileReplaced copies a file and a directory that become links to a canary all the
 // time: nothing of the canary is copied.
 func TestCopyWhileReplaced(t *testing.T) {

@@ -101,10 +101,10 @@ func holder(dir *os.File) string {
 		return ""
 	}
 	defer locks.Close()
-	inode := fmt.Sprintf(":%d", st.Ino)
+	file := fmt.Sprintf("%02x:%02x:%d", unix.Major(st.Dev), unix.Minor(st.Dev), st.Ino)
 	for lines := bufio.NewScanner(locks); lines.Scan(); {
 		// 1: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF
-		if f := strings.Fields(lines.Text()); len(f) >= 6 && f[1] == "FLOCK" && strings.HasSuffix(f[5], inode) {
+		if f := strings.Fields(lines.Text()); len(f) >= 6 && f[1] == "FLOCK" && f[5] == file {
 			return ": pid " + f[4]
 		}
 	}

@@ -62,6 +62,9 @@ func (s *Session) record(ctx context.Context) error {
 		}
 		defer r.layer.top.Close()
 	}
+	if own, err := filepath.Rel(s.Project, s.store.path); err == nil {
+		r.own = own
+	}
 	r.git = openRepository(s.Project)
 	objects := ""
 	switch {
@@ -91,6 +94,7 @@ type recorder struct {
 	began   time.Time
 	worked  time.Time // since when without a pause
 	git     *repository
+	own     string // where the store would be in the project
 	layer   *layer // what the session changed before; nil in its first run
 	old     *Base  // nil when there is no older record
 	entries int
@@ -198,8 +202,8 @@ func (r *recorder) directory(dir string, dev uint64) (below []string, err error)
 			switch {
 			case st.Mode&unix.S_IFMT != unix.S_IFDIR:
 				r.file(fd, name, full, &st, inGit)
-			case inGit && (name == "objects" || name == "lfs"):
-				// Named by their content: nothing of them changes.
+			case full == r.own, inGit && (name == "objects" || name == "lfs"):
+				// What git names by its content never changes.
 				r.add(full, tagPartial, apply.StampOf(&st), "", nil)
 			default:
 				below = append(below, full)

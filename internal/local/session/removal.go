@@ -32,6 +32,42 @@ func (s *Session) Remove(ctx context.Context) error {
 	return s.store.delete(ctx, trash)
 }
 
+// Empty takes all changes out of the session. It must be locked and no command running in
+// it. A crash leaves all changes or none.
+func (s *Session) Empty(ctx context.Context) error {
+	trash, err := s.empty()
+	if err != nil {
+		return stateError(err, "empty the session "+s.Name)
+	}
+	return s.store.delete(ctx, trash)
+}
+
+// empty exchanges the changes for an empty layer.
+func (s *Session) empty() (trash string, err error) {
+	var project unix.Stat_t
+	if err := unix.Stat(s.Project, &project); err != nil {
+		return "", err
+	}
+	trash = trashPrefix + rand.Text()
+	if err := s.store.root.Mkdir(trash, 0o700); err != nil {
+		return "", err
+	}
+	dir, err := s.store.root.Open(trash)
+	if err != nil {
+		return "", err
+	}
+	defer dir.Close()
+	if err := makeLayer(dir, &project); err != nil {
+		return "", err
+	}
+	for _, name := range []string{upperDir, workDir} {
+		if err := s.exchange(name, int(dir.Fd()), name); err != nil {
+			return "", err
+		}
+	}
+	return trash, nil
+}
+
 // removeTree deletes name below the directory parent with all that is in it. No link is
 // followed, and modes that keep the owner out are changed.
 func removeTree(ctx context.Context, parent int, name string) error {

@@ -73,8 +73,8 @@ type disk struct {
 // Dir returns the absolute path of the session's directory.
 func (s *Session) Dir() string { return filepath.Join(s.store.path, s.Name) }
 
-// Upper returns the path of the overlay's upper directory. It has the project's mode, which
-// is what the workspace shows as its own.
+// Upper returns the path of the overlay's upper directory. It has the project's mode and, as
+// far as the user may set it, owner: the workspace shows them as its own.
 func (s *Session) Upper() string { return filepath.Join(s.Dir(), upperDir) }
 
 // Work returns the path of the overlay's work directory.
@@ -121,16 +121,22 @@ func (s *Session) Changed() (bool, error) {
 	return true, nil
 }
 
-// makeLayer makes the two directories that the overlay needs.
-func (s *Session) makeLayer(mode fs.FileMode) error {
-	fd := int(s.lock.Fd())
+// makeLayer makes the two directories that the overlay of a project needs.
+func makeLayer(dir *os.File, project *unix.Stat_t) error {
+	fd := int(dir.Fd())
 	if err := unix.Mkdirat(fd, workDir, 0o700); err != nil {
 		return err
 	}
 	if err := unix.Mkdirat(fd, upperDir, 0o700); err != nil {
 		return err
 	}
-	return unix.Fchmodat(fd, upperDir, uint32(mode.Perm()), 0)
+	if int(project.Uid) != os.Geteuid() || int(project.Gid) != os.Getegid() {
+		err := unix.Fchownat(fd, upperDir, int(project.Uid), int(project.Gid), 0)
+		if err != nil && os.Geteuid() == 0 {
+			return err
+		}
+	}
+	return unix.Fchmodat(fd, upperDir, project.Mode&0o777, 0)
 }
 
 // Save writes the session's description, for good (fsync). The session must be locked.

@@ -74,8 +74,9 @@ func (s *Store) Create(project, preset string) (*Session, error) {
 	if !filepath.IsAbs(project) {
 		return nil, berm.Errorf(berm.Invalid, "%q is no absolute path", project)
 	}
-	info, err := os.Stat(project)
-	if err == nil && !info.IsDir() {
+	var st unix.Stat_t
+	err := unix.Stat(project, &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFDIR {
 		err = unix.ENOTDIR
 	}
 	if err != nil {
@@ -103,7 +104,7 @@ func (s *Store) Create(project, preset string) (*Session, error) {
 			_ = s.root.Remove(name)
 			return nil, err
 		}
-		if err := session.makeLayer(info.Mode()); err != nil {
+		if err := makeLayer(session.lock, &st); err != nil {
 			_ = s.discard(context.Background(), name)
 			session.Unlock()
 			return nil, stateError(err, "make a session")
@@ -167,7 +168,7 @@ func (s *Store) List() ([]*Session, error) {
 		session := &Session{Name: name, store: s}
 		err := session.load()
 		if berm.KindOf(err) == berm.NotFound {
-			if changed, _ := session.Changed(); !changed {
+			if changed, _ := session.Changed(); !changed || session.Running() {
 				continue // just being made, just being removed, or for Sweep
 			}
 			err = session.damaged(err)

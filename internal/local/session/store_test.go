@@ -85,6 +85,10 @@ func TestSessionComesBack(t *testing.T) {
 		if _, err := store.Get(s.Name); berm.KindOf(err) != berm.NotFound {
 			t.Errorf("unsaved session: %v", err)
 		}
+		put(t, s.Upper(), "file=x") // a command is quicker than Save
+		if list, err := store.List(); err != nil || len(list) != 0 {
+			t.Errorf("listed before it is saved: %v, %v", list, err)
+		}
 		started := time.Now().Round(0)
 		s.Preset = "build"
 		s.Runs = []Run{{Argv: []string{"make", strings.Repeat("x", 10000), "y"}, Started: started, ExitCode: 3, Reason: "exited"}}
@@ -109,6 +113,22 @@ func TestSessionComesBack(t *testing.T) {
 			t.Errorf("session's directory: %v, %v", info.Mode(), err)
 		}
 	})
+}
+
+func TestUpperHasTheProjectsOwner(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root, who alone sets owners")
+	}
+	dir := t.TempDir()
+	project := filepath.Join(dir, "p")
+	must(t, os.Mkdir(project, 0o755))
+	must(t, os.Chown(project, 1234, 5678))
+	s := create(t, openStore(t, dir), project)
+	var st unix.Stat_t
+	must(t, unix.Stat(s.Upper(), &st))
+	if st.Uid != 1234 || st.Gid != 5678 || st.Mode&0o777 != 0o755 {
+		t.Errorf("%d:%d %o", st.Uid, st.Gid, st.Mode)
+	}
 }
 
 func TestCreateRefuses(t *testing.T) {
@@ -394,6 +414,31 @@ func TestRemoveHostile(t *testing.T) {
 		}
 		if _, err := os.Stat(filepath.Join(canary, "file")); err != nil {
 			t.Error(err)
+		}
+	})
+}
+
+func TestEmpty(t *testing.T) {
+	asEverybody(t, func(t *testing.T, dir string) {
+		store := openStore(t, dir)
+		s := create(t, store, filepath.Join(dir, "p"))
+		must(t, s.Save())
+		put(t, s.Upper(), "dir/file=x")
+		must(t, os.Chmod(filepath.Join(s.Upper(), "dir"), 0))
+		must(t, os.Mkdir(filepath.Join(s.Work(), "work"), 0))
+		must(t, os.Chmod(s.Upper(), 0o555))
+		must(t, s.Empty(t.Context()))
+		if changed, err := s.Changed(); err != nil || changed {
+			t.Errorf("changed: %v, %v", changed, err)
+		}
+		if info, err := os.Stat(s.Upper()); err != nil || info.Mode().Perm() != 0o755 {
+			t.Errorf("%v, %v", info, err)
+		}
+		if info, err := os.Stat(s.Work()); err != nil || info.Mode().Perm() != 0o700 {
+			t.Errorf("%v, %v", info, err)
+		}
+		if left, err := store.entries(); err != nil || !slices.Equal(left, []string{s.Name}) {
+			t.Errorf("left %v, %v", left, err)
 		}
 	})
 }
