@@ -2,7 +2,6 @@ package local
 
 import (
 	"context"
-	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -130,7 +129,7 @@ func do(ctx context.Context, t *Task, r *Request) (Result, error) {
 	})
 	defer cu.Clean()
 	if !made {
-		if err := reuseLayer(s); err != nil {
+		if err := s.Reuse(ctx); err != nil {
 			return Result{}, err
 		}
 	}
@@ -209,24 +208,6 @@ func openSession(t *Task, r *Request) (*session.Store, *session.Session, error) 
 	}
 	cu.Release()
 	return store, s, nil
-}
-
-// reuseLayer lets overlayfs take a layer again that it had mounted as volatile. Nothing but
-// a crash of the machine makes that unsafe (Documentation/filesystems/overlayfs.rst), and
-// then what was not written yet is missing.
-func reuseLayer(s *session.Session) error {
-	work := filepath.Join(s.Work(), "work")
-	err := unix.Fchmodat(unix.AT_FDCWD, work, 0o700, unix.AT_SYMLINK_NOFOLLOW)
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EOPNOTSUPP) { // fchmodat2 is of Linux 6.6
-		err = os.Chmod(work, 0o700) // made by the kernel, and not shown inside
-	}
-	if err == nil {
-		err = os.RemoveAll(work)
-	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return berm.Errorf(berm.Internal, "use the session %s again: %w", s.Name, err)
-	}
-	return nil
 }
 
 // weaker says whether a task is to run under Landlock alone.

@@ -249,9 +249,13 @@ func (s *Sandbox) enter(path string, argv []string, attr *syscall.ProcAttr) erro
 			Uid: uint32(ids.UIDs[0].Inside), Gid: uint32(ids.GIDs[0].Inside), NoSetGroups: ids.Kind == Single,
 		}
 		if ids.UIDs[0].Inside != 0 {
-			// The execution as another id than 0 takes all capabilities but these, which
-			// the steps of a plan need.
-			sys.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP}
+			// The execution as another id than 0 takes all capabilities but these: the first
+			// three are for the steps of a plan, the others are those with which overlayfs
+			// works on its layers, for it has the rights of whoever mounted it.
+			sys.AmbientCaps = []uintptr{
+				unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP,
+				unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN, unix.CAP_FSETID,
+			}
 		}
 	}
 	into, err := s.group.File()
