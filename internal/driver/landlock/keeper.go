@@ -125,7 +125,8 @@ func watch(command int, timeout time.Duration) berm.Exit {
 			switch pid, err := unix.Wait4(-1, &status, unix.WALL, nil); {
 			case errors.Is(err, unix.ECHILD):
 				return
-			case err == nil && pid == command:
+			// One that asked to be traced by its parent also reports when it stops.
+			case err == nil && pid == command && (status.Exited() || status.Signaled()):
 				ended <- status
 			}
 		}

@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strconv"
@@ -67,6 +68,7 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		a.Fatal = err.Error()
 	} else {
+		signal.Notify(make(chan os.Signal, 1), unix.SIGINT) // as berm does: keys are for the command
 		ctx := context.Background()
 		if c.Cancel != 0 {
 			var cancel func()
@@ -258,6 +260,14 @@ func (w *world) finish(cmd *exec.Cmd, r *os.File) answer {
 	}
 	a.out = out.String()
 	return a
+}
+
+// unharmed checks that the user's own process lives and sleeps.
+func (w *world) unharmed() {
+	w.t.Helper()
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.victim.Process.Pid)); err != nil || !strings.Contains(string(stat), ") S ") {
+		w.t.Errorf("the user's own process: %s %v", stat, err)
+	}
 }
 
 // alive lists the processes whose arguments hold a mark.

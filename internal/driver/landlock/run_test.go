@@ -3,6 +3,7 @@ package landlock
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
@@ -211,9 +213,7 @@ func TestNothingIsLeft(t *testing.T) {
 			if left := alive(t, "."+mark); len(left) > 0 {
 				t.Errorf("processes %v are left", left)
 			}
-			if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", w.victim.Process.Pid)); err != nil || !strings.Contains(string(stat), ") S ") {
-				t.Errorf("the user's own process: %s %v", stat, err)
-			}
+			w.unharmed()
 		})
 	}
 }
@@ -284,6 +284,80 @@ func asleep(t *testing.T, time string) []int {
 		}
 	}
 	return pids
+}
+
+// Keys of the terminal are for the command: the keeper, in the same foreground group,
+// lives to tell how it ended.
+func TestTerminalKeys(t *testing.T) {
+	w := newWorld(t)
+	for script, want := range map[string]berm.Exit{
+		"echo ready; exec sleep 1000":                                    {Reason: berm.ReasonExit, Code: -1, Signal: "SIGINT"},
+		"trap 'exit 5' INT; echo ready; while :; do sleep 0.02; done":    {Reason: berm.ReasonExit, Code: 5},
+		"test \"$(stty size)\" = '24 80' && tty >/dev/tty && echo ready": {Reason: berm.ReasonExit},
+	} {
+		master, slave, err := pty.Open()
+		w.try(err)
+		w.try(slave.Chown(testUser, testUser))
+		w.try(pty.Setsize(master, &pty.Winsize{Rows: 24, Cols: 80}))
+		cmd, r := w.caller(call{Argv: []string{"/bin/bash", "-c", script}})
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
+		cmd.SysProcAttr.Setctty = true
+		w.try(cmd.Start())
+		var out []byte
+		for part := make([]byte, 100); !strings.Contains(string(out), "ready"); {
+			n, err := master.Read(part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			out = append(out, part[:n]...)
+		}
+		_, _ = master.Write([]byte{3}) // Ctrl-C
+		w.try(cmd.Wait())
+		cmd.ExtraFiles[0].Close()
+		var a answer
+		w.try(json.NewDecoder(r).Decode(&a))
+		a.Exit.At = time.Time{}
+		if a.Exit != want {
+			t.Errorf("%s: %+v", script, a)
+		}
+		master.Close()
+		slave.Close()
+	}
+}
+
+// Root's commands have no capabilities, and what root owns outside is closed all the same.
+func TestRoot(t *testing.T) {
+	w := newWorld(t)
+	w.try(os.WriteFile(w.work+"/program", []byte("#!/bin/sh\ncat /proc/self/status\n"), 0o6755))
+	r, out, err := os.Pipe()
+	w.try(err)
+	defer r.Close()
+	exit, err := Run(t.Context(), Order{
+		Argv: []string{"/bin/sh", "-c", "./program; if cat " + w.home + "/.ssh/id || chown 1 . || kill -0 " + strconv.Itoa(w.victim.Process.Pid) + "; then exit 1; fi"},
+		Dir:  w.work, Env: []string{"PATH=/usr/bin:/bin"}, Read: []string{"/usr", "/bin", "/lib", "/etc"}, Write: []string{w.work}, Files: [3]*os.File{nil, out, nil},
+	})
+	out.Close()
+	text, _ := io.ReadAll(r)
+	if err != nil || exit.Code != 0 {
+		t.Errorf("%+v %v: %s", exit, err, text)
+	}
+	for _, field := range []string{"CapInh", "CapPrm", "CapEff", "CapAmb"} {
+		if !strings.Contains(string(text), field+":\t0000000000000000\n") {
+			t.Errorf("%s: %s", field, text)
+		}
+	}
+	if !strings.Contains(string(text), "NoNewPrivs:\t1\n") {
+		t.Errorf("%s", text)
+	}
+}
+
+// A command that asks its parent to trace it has not ended when it stops.
+func TestTraceMe(t *testing.T) {
+	w := newWorld(t)
+	script := "import ctypes,os,time; ctypes.CDLL(None).ptrace(0, 0, 0, 0); os.kill(os.getpid(), 10); time.sleep(1000)"
+	if a := w.run(call{Argv: []string{"python3", "-c", script}, Timeout: time.Second}); a.Exit.Reason != berm.ReasonTimeout {
+		t.Errorf("%+v", a)
+	}
 }
 
 // Signals reach the command and it alone.
