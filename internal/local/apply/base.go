@@ -48,7 +48,8 @@ func StampOf(st *unix.Stat_t) Stamp {
 
 func (s Stamp) kind() uint32 { return s.Mode & unix.S_IFMT }
 
-// raw is a path or target with any byte in it, which JSON strings cannot hold.
+// raw is a path or target with any byte in it, which JSON strings cannot hold. As a key
+// of a map it would be written as it is.
 type raw string
 
 func (r raw) MarshalText() ([]byte, error) {
@@ -62,19 +63,27 @@ func (r *raw) UnmarshalText(text []byte) error {
 }
 
 // known is a base with the paths that earlier applies of the session put into the
-// project, whose stamps say that nobody else did. Their content stays that of the start:
+// project, whose stamps say that nobody else did. Their content stays that of the base:
 // as the ancestor of a merge it is as good, since both sides have what was applied.
 type known struct {
 	Base
-	started time.Time
-	applied map[raw]*Stamp // nil: deleted
+	started  time.Time
+	recorded time.Time
+	applied  map[string]record
+}
+
+// record is what an apply left at a path, and when.
+type record struct {
+	Path  raw
+	Stamp *Stamp // nil: nothing
+	At    time.Time
 }
 
 // appliedFile is in the session's directory and holds known.applied.
 const appliedFile = "applied.json"
 
-func loadApplied(dir string) (map[raw]*Stamp, error) {
-	applied := map[raw]*Stamp{}
+func loadApplied(dir string) (map[string]record, error) {
+	applied := map[string]record{}
 	b, err := os.ReadFile(filepath.Join(dir, appliedFile))
 	if os.IsNotExist(err) {
 		return applied, nil
@@ -82,23 +91,33 @@ func loadApplied(dir string) (map[raw]*Stamp, error) {
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "read what was applied before: %w", err)
 	}
-	if err := json.Unmarshal(b, &applied); err != nil {
+	var records []record
+	if err := json.Unmarshal(b, &records); err != nil {
 		return nil, berm.Errorf(berm.Internal, "%s of the session is damaged: %w", appliedFile, err)
+	}
+	for _, r := range records {
+		applied[string(r.Path)] = r
 	}
 	return applied, nil
 }
 
 func (k *known) stat(path string) (Stamp, State) {
-	if s, ok := k.applied[raw(path)]; ok {
-		if s == nil {
+	stamp, state := Stamp{}, Unknown
+	if k.Base != nil {
+		stamp, state = k.Stat(path)
+	}
+	last, ok := k.applied[path]
+	switch {
+	case !ok:
+	case last.Stamp == nil:
+		if state == Unknown || last.At.After(k.recorded) {
 			return Stamp{}, Absent
 		}
-		return *s, Present
+	// A later command makes a new base, but not of what the session had changed by then.
+	case state == Unknown, last.At.After(k.recorded), state == Present && last.Stamp.Ctime > stamp.Ctime:
+		return *last.Stamp, Present
 	}
-	if k.Base == nil {
-		return Stamp{}, Unknown
-	}
-	return k.Stat(path)
+	return stamp, state
 }
 
 // coarse is how far the kernel's time stamps lag behind the clock: a tick of at most 10 ms.

@@ -7,10 +7,13 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -250,6 +253,7 @@ func (j *journal) finish(dir string, project, upper *tree) error {
 	if err != nil {
 		return err
 	}
+	at := time.Now()
 	var paths []string
 	for _, s := range j.Steps {
 		if !s.done() {
@@ -257,16 +261,16 @@ func (j *journal) finish(dir string, project, upper *tree) error {
 		}
 		name := string(s.Path)
 		paths = append(paths, name)
-		applied[s.Path] = s.Now
+		applied[name] = record{s.Path, s.Now, at}
 		if inRepository(name) && s.Outcome != Same {
 			// Its mtime would tell of a reference that came from elsewhere.
 			if st, err := project.stat(path.Dir(name)); err == nil && st != nil {
 				stamp := StampOf(st)
-				applied[raw(path.Dir(name))] = &stamp
+				applied[path.Dir(name)] = record{raw(path.Dir(name)), &stamp, at}
 			}
 		}
 	}
-	if err := write(dir, appliedFile, applied); err != nil {
+	if err := write(dir, appliedFile, slices.Collect(maps.Values(applied))); err != nil {
 		return berm.Errorf(berm.Internal, "write what was applied: %w", err)
 	}
 	if err := failpoint.Hit("apply.recorded"); err != nil {

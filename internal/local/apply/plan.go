@@ -52,8 +52,12 @@ type Request struct {
 	Dir     string   // the session's directory, for the journal
 	Upper   *os.Root // the session's upper; nobody may write to it meanwhile
 	Project *os.Root
-	Base    Base      // nil: nothing is known
 	Started time.Time // when the session began
+	Base    Base      // nil: nothing is known
+	// Recorded is when the last command began, and with it the recording of Base; zero
+	// is Started.
+	Recorded time.Time
+	// Changes are what change.List returned: a directory comes before what lies in it.
 	Changes []change.Change
 	// Paths are files and directories to restrict the changes to; none means all. What a
 	// path cannot do without comes along: its new parent directories, and all of a .git.
@@ -114,7 +118,10 @@ func New(ctx context.Context, r Request) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Plan{request: r, base: &known{r.Base, r.Started, applied}}
+	if r.Recorded.IsZero() {
+		r.Recorded = r.Started
+	}
+	p := &Plan{request: r, base: &known{r.Base, r.Started, r.Recorded, applied}}
 	if p.upper, err = openTree(r.Upper); err != nil {
 		return nil, berm.Errorf(berm.Internal, "open the session's changes: %w", err)
 	}
@@ -135,7 +142,7 @@ func (p *Plan) Close() {
 	p.project.Close()
 }
 
-// Results are the outcomes so far, sorted by path.
+// Results are the outcomes so far, in the order of the changes.
 func (p *Plan) Results() []Result { return results(p.steps) }
 
 func results(steps []*step) []Result {
@@ -147,9 +154,7 @@ func results(steps []*step) []Result {
 }
 
 func (p *Plan) judgeAll(ctx context.Context) error {
-	changes := slices.Clone(p.request.Changes)
-	slices.SortFunc(changes, func(a, b change.Change) int { return strings.Compare(a.Path, b.Path) })
-	changes, err := choose(changes, p.request.Paths)
+	changes, err := choose(p.request.Changes, p.request.Paths)
 	if err != nil {
 		return err
 	}
@@ -191,8 +196,7 @@ func (p *Plan) judgeAll(ctx context.Context) error {
 	return nil
 }
 
-// choose returns the changes at or below the paths, and those that these need. The
-// changes are sorted.
+// choose returns the changes at or below the paths, and those that these need.
 func choose(changes []change.Change, paths []string) ([]change.Change, error) {
 	if len(paths) == 0 {
 		return changes, nil
@@ -275,7 +279,7 @@ func (p *Plan) judge(ctx context.Context, s *step, c change.Change, made map[str
 		return nil
 	} else if same && !s.deletes() {
 		s.refuse(Same, "")
-		if s.Mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 && !s.Mode.IsDir() {
+		if s.Mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 			s.refuse(Skipped, "set-user-ID and set-group-ID bits are never applied")
 		}
 		return nil
@@ -347,6 +351,8 @@ func underMade(name string, made map[string]bool) bool {
 
 func whyUnreachable(err error) string {
 	switch {
+	case errors.Is(err, errSource):
+		return err.Error()
 	case errors.Is(err, unix.ELOOP):
 		return "a directory above it is a symbolic link in the project"
 	case errors.Is(err, unix.ENOTDIR):

@@ -121,8 +121,8 @@ func (p *Plan) judgeRepositories() {
 // newRepository holds back a repository that the session made when its configuration is:
 // half of one is none.
 func (p *Plan) newRepository(unit string, steps []*step) {
-	i, _ := slices.BinarySearchFunc(p.steps, raw(unit), func(s *step, name raw) int { return strings.Compare(string(s.Path), string(name)) })
-	if i == len(p.steps) || string(p.steps[i].Path) != unit || !p.steps[i].makesDir() || p.steps[i].Reason != "" {
+	i := slices.IndexFunc(p.steps, func(s *step) bool { return string(s.Path) == unit })
+	if i < 0 || !p.steps[i].planned() || !p.steps[i].makesDir() {
 		return
 	}
 	for _, s := range steps {

@@ -138,7 +138,7 @@ func (r *run) stage(ctx context.Context) error {
 	return nil
 }
 
-var errSource = errors.New("the session's file changed while it was read")
+var errSource = errors.New("the session's file cannot be read, or changed meanwhile")
 
 func (r *run) stageOne(ctx context.Context, i int, s *step, durable bool) error {
 	at, err := r.project.at(path.Join(string(s.Stage), r.temp(i)))
@@ -191,7 +191,7 @@ func (r *run) copy(ctx context.Context, at place, s *step, durable bool) error {
 func (r *run) copySource(ctx context.Context, to *os.File, s *step) error {
 	from, before, err := r.upper.file(string(s.Path))
 	if err != nil {
-		return fmt.Errorf("the session's file cannot be read: %w", err)
+		return fmt.Errorf("%w: %w", errSource, err)
 	}
 	defer from.Close()
 	if before.Size != s.Size || bits(before.Mode) != entryBits(s.Mode) {
@@ -238,9 +238,6 @@ func (r *run) own(at place, s *step) error {
 func (r *run) placeAll(ctx context.Context) error {
 	n := 0
 	for _, s := range order(r.Steps) {
-		if !s.planned() {
-			continue
-		}
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -277,6 +274,7 @@ func order(steps []*step) []*step {
 	var first, writes, last []*step
 	for _, s := range slices.Backward(steps) {
 		switch {
+		case !s.planned():
 		case !s.deletes():
 			writes = append(writes, s)
 		case underMade(string(s.Path), replaced):
