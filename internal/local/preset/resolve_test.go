@@ -84,7 +84,7 @@ func TestBuiltinPresets(t *testing.T) {
 		t.Errorf("claude-code shows %v, want %v", g.Paths, want)
 	}
 	env := CleanEnv([]string{"ANTHROPIC_BASE_URL=u", "ANTHROPIC_API_KEY=k", "OPENAI_API_KEY=o"}, g.Env)
-	if !slices.Equal(env, []string{"ANTHROPIC_API_KEY=k", "ANTHROPIC_BASE_URL=u", "DISABLE_AUTOUPDATER=1"}) {
+	if !slices.Equal(env, []string{"ANTHROPIC_API_KEY=k", "ANTHROPIC_BASE_URL=u", "DISABLE_AUTOUPDATER=1", "IS_SANDBOX=1"}) {
 		t.Errorf("claude-code passes %q", env)
 	}
 }
