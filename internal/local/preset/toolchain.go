@@ -174,7 +174,7 @@ func (t *toolchain) covered(path string) bool {
 
 // addTool shows a toolchain at a root.
 func (t *toolchain) addTool(tool tool, root string) {
-	if t.why(root) != "" {
+	if real, err := resolve(root, t.place.Workspace); err != nil || t.why(real) != "" {
 		return
 	}
 	if _, ok := t.add(filepath.Join(root, tool.show)); !ok {
@@ -213,6 +213,18 @@ func (t *toolchain) why(path string) string {
 			return "it is a place of secrets"
 		}
 	}
+	if within(path, t.place.Home) {
+		return ""
+	}
+	var st unix.Stat_t
+	switch err := unix.Lstat(path, &st); {
+	case err != nil:
+		return err.Error()
+	case st.Mode&0o002 != 0:
+		return "every user can write it"
+	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
+		return "it belongs to another user"
+	}
 	return ""
 }
 
@@ -233,24 +245,16 @@ func (t *toolchain) addPrograms(dir string) {
 		t.add(dir) // a link may lead there
 		return
 	}
-	refuse := func(why string) { t.refused = append(t.refused, strconv.Quote(dir)+" ("+why+")") }
-	if why := t.why(real); why != "" {
-		refuse(why)
-		return
-	}
-	if t.addRoot(real) {
+	why := t.why(real)
+	if why == "" && t.addRoot(real) {
 		t.add(dir)
 		return
 	}
-	var st unix.Stat_t
-	switch err := unix.Lstat(real, &st); {
-	case err != nil || st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return
-	case st.Mode&0o002 != 0:
-		refuse("every user can write it")
-		return
-	case st.Uid != 0 && int(st.Uid) != os.Geteuid():
-		refuse("it belongs to another user")
+	if why == "" && within(t.place.Workspace, real) {
+		why = "the project lies in it, and perhaps others"
+	}
+	if why != "" {
+		t.refused = append(t.refused, strconv.Quote(dir)+" ("+why+")")
 		return
 	}
 	t.add(dir)

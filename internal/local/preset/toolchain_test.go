@@ -61,6 +61,8 @@ func TestToolchainBelowHome(t *testing.T) {
 			"ro .local/bin", "ro .local/lib", "ro .local/pipx", "ro .local/share/claude", "ro .local/share/uv", "hide .local/share/uv/credentials"}},
 		{"link", []string{"PATH=" + home + "/link/tools"}, []string{"link/tools -> real/tools", "ro real/tools"}},
 		{"workspace", []string{"PATH=" + place.Workspace + "/bin:" + place.Workspace, "VIRTUAL_ENV=" + place.Workspace}, nil},
+		{"around the workspace", []string{"PATH=" + home + "/src"}, []string{"?"}},
+		{"plugin", []string{"PATH=" + home + "/src/other/bin"}, []string{"ro src/other/bin"}},
 		{"secrets", []string{"PATH=" + home + "/.ssh:" + home + "/.aws", "JAVA_HOME=" + home + "/.ssh"}, []string{"?", "?"}},
 		{"home", []string{"PATH=" + home + ":/", "GOROOT=" + home, "JAVA_HOME=/", "NVM_DIR=" + home + "/"}, []string{"?", "?"}},
 	} {
