@@ -173,24 +173,24 @@ func (b *Base) makeRepository(hash int) error {
 	return os.WriteFile(filepath.Join(b.git, "HEAD"), []byte("ref: refs/heads/none\n"), 0o600)
 }
 
-// encoder writes a base.
+// encoder writes a base. An error of the writer stays, for end to return.
 type encoder struct {
-	w    *bufio.Writer
+	w    io.Writer
+	err  error
 	last string
 	buf  []byte
 }
 
 func newEncoder(w io.Writer, objects string) *encoder {
-	e := &encoder{w: bufio.NewWriterSize(w, 64<<10)}
-	e.w.WriteString(magic)
+	e := &encoder{w: w}
+	e.buf = append(e.buf, magic...)
 	e.string(objects)
 	return e
 }
 
-// string and add leave errors to end: those of a bufio.Writer stay.
 func (e *encoder) string(s string) {
-	e.w.Write(binary.AppendUvarint(e.buf[:0], uint64(len(s))))
-	e.w.WriteString(s)
+	e.buf = binary.AppendUvarint(e.buf, uint64(len(s)))
+	e.buf = append(e.buf, s...)
 }
 
 func (e *encoder) add(name string, tag byte, stamp apply.Stamp, object string, content []byte) {
@@ -199,27 +199,36 @@ func (e *encoder) add(name string, tag byte, stamp apply.Stamp, object string, c
 		shared++
 	}
 	e.last = name
-	e.buf = append(e.buf[:0], tag)
+	e.buf = append(e.buf, tag)
 	e.buf = binary.AppendUvarint(e.buf, uint64(shared))
-	e.w.Write(e.buf)
 	e.string(name[shared:])
-	e.buf = binary.AppendUvarint(e.buf[:0], uint64(stamp.Mode))
+	e.buf = binary.AppendUvarint(e.buf, uint64(stamp.Mode))
 	e.buf = binary.AppendVarint(e.buf, stamp.Size)
 	e.buf = binary.AppendVarint(e.buf, stamp.Mtime)
 	e.buf = binary.AppendVarint(e.buf, stamp.Ctime)
 	e.buf = binary.AppendUvarint(e.buf, stamp.Inode)
-	e.w.Write(e.buf)
 	switch tag {
 	case tagObject:
 		e.string(object)
 	case tagContent:
-		e.w.Write(content)
+		e.buf = append(e.buf, content...)
+	}
+	if len(e.buf) > 64<<10 {
+		e.flush()
 	}
 }
 
+func (e *encoder) flush() {
+	if e.err == nil {
+		_, e.err = e.w.Write(e.buf)
+	}
+	e.buf = e.buf[:0]
+}
+
 func (e *encoder) end(tag byte) error {
-	e.w.WriteByte(tag)
-	return e.w.Flush()
+	e.buf = append(e.buf, tag)
+	e.flush()
+	return e.err
 }
 
 // decoder reads a base, and stops being of use at the first error.

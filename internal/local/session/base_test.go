@@ -366,6 +366,19 @@ func TestDamagedBase(t *testing.T) {
 	}
 }
 
+// TestBaseThatIsCut has more paths than could be recorded.
+func TestBaseThatIsCut(t *testing.T) {
+	var buf bytes.Buffer
+	e := newEncoder(&buf, "")
+	e.add(".", tagPlain, apply.Stamp{Mode: unix.S_IFDIR | 0o755}, "", nil)
+	e.add("a", tagPlain, apply.Stamp{Mode: unix.S_IFREG, Size: 3}, "", nil)
+	must(t, e.end(tagCut))
+	b := &Base{entries: map[string]entry{}}
+	must(t, b.decode(&buf))
+	expectState(t, b, "a", apply.Present)
+	expectState(t, b, "b", apply.Unknown)
+}
+
 func FuzzBase(f *testing.F) {
 	var buf bytes.Buffer
 	e := newEncoder(&buf, "/objects")

@@ -48,7 +48,7 @@ func (s *Session) record(ctx context.Context) error {
 	r := &recorder{ctx: ctx, project: project, began: time.Now(), worked: time.Now()}
 	if !s.fresh {
 		if r.old, err = s.Base(); err == nil {
-			defer r.old.Close()
+			defer r.old.file.Close()
 		} else if berm.KindOf(err) != berm.NotFound {
 			return err
 		}

@@ -512,3 +512,11 @@ func BenchmarkCreate(b *testing.B) {
 	b.ReportMetric(float64(creating.Microseconds())/float64(b.N), "µs/create")
 	b.ReportMetric(float64(removing.Microseconds())/float64(b.N), "µs/remove")
 }
+
+func BenchmarkSave(b *testing.B) {
+	dir := b.TempDir()
+	s := create(b, openStore(b, dir), filepath.Join(dir, "p"))
+	for b.Loop() {
+		must(b, s.Save())
+	}
+}
