@@ -100,7 +100,7 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 		return Outcome{}, err
 	}
 	monitor.Trace("planned")
-	order := launch.Order{ID: r.ID, Plan: plan.Encode(w.Steps), IDs: ids, Trees: w.Trees, Upper: r.upper(), Limits: limits(r.Grant.Limits, ids)}
+	order := launch.Order{ID: r.ID, Plan: plan.Encode(w.Steps), IDs: ids, Trees: w.Trees, Upper: r.upper(), Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost}
 	ended, err := launch.Run(ctx, order, launch.Command{
 		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started,
 	})
@@ -138,7 +138,7 @@ func (r *Request) plan(ids launch.IDs) (*wall.SetUp, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none"}
+	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost}
 	if ids.Kind == launch.Leased {
 		c.Capabilities = capability.Inside
 		c.Cgroup = "one for the command"

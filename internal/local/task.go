@@ -76,7 +76,7 @@ func Prepare(t *Task) (*Request, error) {
 	}
 	grant = preset.Narrow(grant, project, place)
 	if grant.Network == preset.NetworkHost {
-		return nil, berm.Errorf(berm.Unsupported, "a sandbox of berm run has no network but its own loopback")
+		grant.Notices = append(grant.Notices, "the sandbox has the host's network: it reaches whatever this machine reaches, its services on 127.0.0.1 too")
 	}
 	env := append(preset.CleanEnv(t.Environ, grant.Env), "BERM_SANDBOX=1")
 	return &Request{ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
@@ -215,6 +215,9 @@ func weaker(t *Task, err error) bool { return t.AllowWeaker && berm.KindOf(err) 
 
 // runWeaker runs the command under Landlock and seccomp.
 func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result, error) {
+	if r.Grant.Network == preset.NetworkHost {
+		return Result{}, berm.Errorf(berm.Unsupported, "there is no network under Landlock alone")
+	}
 	began := time.Now()
 	temp, err := os.MkdirTemp("", "berm-")
 	if err != nil {

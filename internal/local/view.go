@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -27,7 +28,11 @@ func view(r *Request, upper launch.Upper) (wall.Host, error) {
 			h.Console = name
 		}
 	}
-	for _, p := range r.Grant.Paths {
+	paths := r.Grant.Paths
+	if r.Grant.Network == preset.NetworkHost {
+		paths = withResolver(paths)
+	}
+	for _, p := range paths {
 		shown := wall.Shown{Path: p.Path, Target: p.Target, Write: p.Access == preset.ReadWrite, Hide: p.Access == preset.Hide}
 		if p.Target == "" {
 			info, err := os.Lstat(p.Path)
@@ -44,6 +49,18 @@ func view(r *Request, upper launch.Upper) (wall.Host, error) {
 		h.Shown = append(h.Shown, shown)
 	}
 	return h, nil
+}
+
+// withResolver adds the file that /etc/resolv.conf points to, which lies in /run where
+// systemd-resolved or NetworkManager write it.
+func withResolver(paths []preset.Path) []preset.Path {
+	real, err := filepath.EvalSymlinks("/etc/resolv.conf")
+	if err != nil || strings.HasPrefix(real, "/etc/") {
+		return paths
+	}
+	paths = append(slices.Clone(paths), preset.Path{Path: real, Access: preset.ReadOnly})
+	slices.SortStableFunc(paths, func(a, b preset.Path) int { return strings.Compare(a.Path, b.Path) })
+	return paths
 }
 
 // checkPlace refuses workspaces that would show or cover too much.

@@ -49,7 +49,7 @@ The command sees this directory at its own path and can write to it, but what it
 lies beside the project until you look at it: berm diff, then berm apply or berm discard.
 It sees the programs of this machine read-only. It does not see your home directory, other
 projects, or the sockets of agents and services, gets no environment but what is named, and
-has no network.
+has no network unless --network host gives it that of this machine.
 
 The exit code is the command's own; 124 after --timeout; 125 when the sandbox could not be
 made; 126 and 127 when the command cannot be executed or is not there.`,
@@ -105,7 +105,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.Float64Var(&f.cpus, "cpus", 0, "how many processors it may use, such as 1.5")
 	flags.Int64Var(&f.pids, "pids", 0, "how many processes and threads it may have")
 	flags.StringVar(&rights.Profile, "profile", "", "system calls that it may use: default or strict")
-	flags.StringVar(&f.network, "network", "", "none is the only one yet")
+	flags.StringVar(&f.network, "network", "", "none (the default), or host: all that this machine reaches")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
 	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
 	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
@@ -183,7 +183,7 @@ func (f *runFlags) check() error {
 	case f.cpus < 0 || f.pids < 0:
 		return cli.UsageError{Err: fmt.Errorf("a limit is negative")}
 	case f.network != "" && f.network != string(preset.NetworkNone) && f.network != string(preset.NetworkHost):
-		return cli.UsageError{Err: fmt.Errorf("--network %q: it must be none", f.network)}
+		return cli.UsageError{Err: fmt.Errorf("--network %q: it must be none or host", f.network)}
 	}
 	return nil
 }

@@ -55,7 +55,7 @@ func do(s plan.Step, trees []int) error {
 	case plan.Rlimit:
 		return rlimit(s)
 	case plan.Landlock:
-		return landlock(s.Flags, s.Source)
+		return landlock(s.Flags, uint64(s.FD), s.Source)
 	case plan.Bounding:
 		// On this thread only, which starts the agent: the others execute nothing.
 		return capability.CutBounding(capability.Set(s.Flags))
@@ -281,9 +281,13 @@ func seccomp(program string) error {
 
 // landlock restricts this thread, and with it the agent. It is the same rule set that
 // package landlock of the kernel folder makes, which links too much for init.
-func landlock(handled uint64, devices string) error {
-	attr := unix.LandlockRulesetAttr{Handled_access_fs: handled}
-	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Sizeof(attr.Handled_access_fs), 0)
+func landlock(handled, scoped uint64, devices string) error {
+	attr := unix.LandlockRulesetAttr{Handled_access_fs: handled, Scoped: scoped}
+	size := unsafe.Sizeof(attr.Handled_access_fs) // what every version knows
+	if scoped != 0 {
+		size = unsafe.Sizeof(attr)
+	}
+	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), size, 0)
 	if errno != 0 {
 		return errno
 	}

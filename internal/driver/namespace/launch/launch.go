@@ -233,8 +233,10 @@ func (s *Sandbox) connect(polled bool) (*os.File, error) {
 func (s *Sandbox) enter(path string, argv []string, attr *syscall.ProcAttr) error {
 	ids, pidfd := s.order.IDs, -1
 	sys := attr.Sys
-	sys.Cloneflags = unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWNET |
-		unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
+	sys.Cloneflags = unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS | unix.CLONE_NEWCGROUP
+	if !s.order.HostNetwork {
+		sys.Cloneflags |= unix.CLONE_NEWNET
+	}
 	sys.Pdeathsig = unix.SIGKILL
 	sys.PidFD = &pidfd
 	switch ids.Kind {

@@ -35,6 +35,8 @@ type Order struct {
 	// Trees are what the plan attaches, in order.
 	Trees []Tree `json:"trees"`
 	Upper Upper  `json:"upper"`
+	// HostNetwork leaves the sandbox in the network namespace of its monitor.
+	HostNetwork bool `json:"hostNetwork,omitempty"`
 	// CgroupParent is where control groups are made; see cgroup.Config.
 	CgroupParent string `json:"cgroupParent,omitempty"`
 	// Claims is the file in which the leased IDs are claimed, beside the server, for as

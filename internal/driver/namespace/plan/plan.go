@@ -58,7 +58,8 @@ const (
 	// decimal. A limit that must not be raised is lowered to the hard limit in force.
 	Rlimit
 	// Landlock takes the rights Flags on files away, but REFER below / and IOCTL_DEV on
-	// the paths in Source, separated by spaces.
+	// the paths in Source, separated by spaces, and the ways out that FD has the bits of
+	// (LANDLOCK_SCOPE_…).
 	Landlock
 	// Bounding cuts the capabilities that a program may ever regain to the set Flags.
 	Bounding

@@ -142,6 +142,9 @@ func (h Host) finish(s *SetUp, c Config) {
 		s.policy.Devices = append(s.policy.Devices, "/dev/console")
 	}
 	for _, f := range identity(c.Hostname) {
+		if c.HostNetwork && (f[0] == "hosts" || f[0] == "resolv.conf") {
+			continue // the host's are the right ones
+		}
 		s.add(plan.Step{Op: plan.File, Target: f[0], Flags: 0o444, Data: f[1]})
 		s.add(plan.Step{Op: plan.Cover, Source: f[0], Target: stageRoot + "/etc/" + f[0]})
 	}

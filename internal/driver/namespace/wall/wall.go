@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -84,8 +85,11 @@ type Config struct {
 	// Processes bounds processes and threads without a control group; 0 does not. It
 	// bounds each user inside, so it is for sandboxes that have one.
 	Processes uint64
-	Cgroup    string   // the layout of control groups, for the policy
-	Degraded  []string // what the host could not give, for the policy
+	// HostNetwork: the sandbox is in the network namespace of the host. It reaches what the
+	// host reaches, but for abstract Unix sockets, which need Landlock ABI 6 to be closed.
+	HostNetwork bool
+	Cgroup      string   // the layout of control groups, for the policy
+	Degraded    []string // what the host could not give, for the policy
 }
 
 // Root is what the file system inside is made of.
@@ -162,7 +166,12 @@ func Plan(c Config) (*SetUp, error) {
 	s.dev(c)
 	s.sys()
 	s.add(plan.Step{Op: plan.Hostname, Data: c.Hostname})
-	s.add(plan.Step{Op: plan.Loopback})
+	if c.HostNetwork {
+		s.policy.Network = "the host's, without restriction"
+		s.policy.Namespaces = slices.DeleteFunc(s.policy.Namespaces, func(n string) bool { return n == "network" })
+	} else {
+		s.add(plan.Step{Op: plan.Loopback})
+	}
 	c.Root.finish(s, c)
 	for _, r := range rlimits {
 		s.rlimit(r.resource, r.name, r.soft, r.hard)
@@ -272,7 +281,9 @@ func identity(hostname string) [][2]string {
 // capabilities go, because a sandbox with set-uid programs has no no_new_privs, which
 // is the other way to be allowed to load it.
 func (s *SetUp) rights(c Config) error {
-	s.landlock()
+	if err := s.landlock(c); err != nil {
+		return err
+	}
 	s.policy.Capabilities = c.Capabilities.Names()
 	s.add(plan.Step{Op: plan.Bounding, Flags: uint64(c.Capabilities)})
 	if s.policy.NoNewPrivs = !c.Setuid; s.policy.NoNewPrivs {
@@ -317,11 +328,15 @@ func filterOf(name string) (filter, error) {
 }
 
 // landlock closes device nodes a second time, behind capabilities and mount flags.
-func (s *SetUp) landlock() {
+func (s *SetUp) landlock(c Config) error {
 	abi := landlock.ABI()
+	if c.HostNetwork && abi < 6 {
+		return berm.Errorf(berm.Unsupported, "the host's network would open the sockets of X11, D-Bus and others: Landlock ABI %d cannot close them", abi).
+			WithHint("use Linux 6.12 or newer (ABI 6)")
+	}
 	if abi < 2 {
 		s.policy.Landlock = fmt.Sprintf("off: ABI %d; the first that lets files move between directories is 2 (Linux 5.19)", abi)
-		return
+		return nil
 	}
 	step := plan.Step{Op: plan.Landlock, Flags: unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK | unix.LANDLOCK_ACCESS_FS_REFER}
 	s.policy.Landlock = fmt.Sprintf("ABI %d: no making of device nodes, no change of mounts, no tracing of processes outside", abi)
@@ -330,7 +345,14 @@ func (s *SetUp) landlock() {
 		step.Source = "/dev/pts /dev/" + strings.Join(devices, " /dev/")
 		s.policy.Landlock += ", no ioctl on other devices than those listed"
 	}
+	if c.HostNetwork {
+		// Not signals: the pid namespace bounds them, and the threads of init, which are
+		// not in one domain, send each other some.
+		step.FD = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
+		s.policy.Landlock += ", no abstract sockets outside"
+	}
 	s.add(step)
+	return nil
 }
 
 func uuid() string {
