@@ -89,6 +89,7 @@ const (
 // Danger says why the host, or a tool that a person uses on it, would execute or obey what
 // lies at a path of a project without being asked to; "" when nothing would. It takes
 // names for equal that some file system takes for equal, so it may warn where none does.
+// It knows only the path: List and Compare find bare repositories of any name besides.
 func Danger(p string, e Entry) string {
 	if e.Mode.IsRegular() && e.Mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 		return whySetid

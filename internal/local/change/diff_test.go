@@ -304,7 +304,7 @@ func BenchmarkDiff(b *testing.B) {
 		lines.WriteString(strings.Repeat("ab", i%40) + "\n")
 	}
 	tree(b, before, "f="+lines.String())
-	tree(b, after, "f="+strings.ReplaceAll(lines.String(), "bababababababa\n", "other\n"))
+	tree(b, after, "f="+strings.ReplaceAll(lines.String(), "\nababababab\n", "\nother\n"))
 	x, y := root(b, before), root(b, after)
 	changes, err := Compare(b.Context(), x, y, Limits{})
 	must(b, err)

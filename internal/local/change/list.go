@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 
 	"github.com/berm-sandbox/berm"
 	"golang.org/x/sys/unix"
@@ -75,6 +76,9 @@ type directory struct {
 	depth    int
 	old, new bool // the tree has a directory at path
 	opaque   bool // nothing of the old one shows through the new one
+	// repo is where, in a path below here, that inside a bare repository of git begins; -1
+	// outside of any.
+	repo int
 }
 
 func walk(ctx context.Context, before, after *os.Root, limits Limits, overlay bool) ([]Change, error) {
@@ -91,7 +95,7 @@ func walk(ctx context.Context, before, after *os.Root, limits Limits, overlay bo
 	w := &walker{
 		ctx: ctx, limits: limits.withDefaults(), overlay: overlay,
 		old: int(old.Fd()), new: int(new.Fd()),
-		pending: []directory{{old: true, new: true, opaque: !overlay}},
+		pending: []directory{{old: true, new: true, opaque: !overlay, repo: -1}},
 	}
 	for err == nil && len(w.pending) > 0 {
 		last := len(w.pending) - 1
@@ -112,19 +116,22 @@ func walk(ctx context.Context, before, after *os.Root, limits Limits, overlay bo
 
 // order compares paths component by component.
 func order(a, b string) int {
-	n := min(len(a), len(b))
-	for i := range n {
-		if a[i] != b[i] {
-			// No name holds a NUL, so it stands for the end of a component.
-			ca, cb := a[i], b[i]
-			if ca == '/' {
-				ca = 0
-			}
-			if cb == '/' {
-				cb = 0
-			}
-			return int(ca) - int(cb)
+	n, i := min(len(a), len(b)), 0
+	for i+16 <= n && a[i:i+16] == b[i:i+16] {
+		i += 16
+	}
+	for ; i < n; i++ {
+		if a[i] == b[i] {
+			continue
 		}
+		// The end of a component comes before every byte of a name.
+		switch {
+		case a[i] == '/':
+			return -1
+		case b[i] == '/':
+			return 1
+		}
+		return int(a[i]) - int(b[i])
 	}
 	return len(a) - len(b)
 }
@@ -175,6 +182,9 @@ func (w *walker) visit(d directory) error {
 		default:
 			defer unix.Close(old)
 		}
+	}
+	if d.repo < 0 && isRepository(old, new) {
+		d.repo = len(d.path)
 	}
 	names, err := w.names(d, old, new)
 	if err != nil {
@@ -277,7 +287,7 @@ func (w *walker) compare(d directory, oldDir, newDir int, name string) error {
 		}
 	}
 	if differ {
-		if err := w.add(c); err != nil {
+		if err := w.add(d, c); err != nil {
 			return err
 		}
 	}
@@ -286,12 +296,12 @@ func (w *walker) compare(d directory, oldDir, newDir int, name string) error {
 			return berm.Errorf(berm.Exhausted, "%s lies deeper than %d directories: the limit of depth", Quote(path), w.limits.Depth).
 				WithHint("delete inside the session what is not needed")
 		}
-		w.pending = append(w.pending, directory{path: path, depth: d.depth + 1, old: old.isDir(), new: new.isDir(), opaque: d.opaque})
+		w.pending = append(w.pending, directory{path: path, depth: d.depth + 1, old: old.isDir(), new: new.isDir(), opaque: d.opaque, repo: d.repo})
 	}
 	return nil
 }
 
-func (w *walker) add(c Change) error {
+func (w *walker) add(d directory, c Change) error {
 	w.bytes += int64(len(c.Path) + len(c.Old.Target) + len(c.New.Target))
 	if w.bytes > w.limits.Bytes {
 		return berm.Errorf(berm.Exhausted, "the names of the changes take more than %d bytes: the limit of names", w.limits.Bytes).
@@ -303,6 +313,9 @@ func (w *walker) add(c Change) error {
 		at = Entry{Mode: c.Old.Mode & os.ModeDir}
 	}
 	c.Danger = Danger(c.Path, at)
+	if c.Danger == "" && d.repo >= 0 {
+		c.Danger = Danger(".git/"+strings.TrimPrefix(c.Path[d.repo:], "/"), at)
+	}
 	w.changes = append(w.changes, c)
 	return nil
 }

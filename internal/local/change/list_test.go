@@ -166,6 +166,29 @@ func TestListEntries(t *testing.T) {
 	}
 }
 
+// A bare repository is one whatever its name, and also when a session makes the last part of it.
+func TestBareRepository(t *testing.T) {
+	project, upper := t.TempDir(), t.TempDir()
+	tree(t, project, "fix/HEAD=1", "fix/objects/", "fix/refs/", "fix/config=1", "half/HEAD=1", "plain/config=1")
+	tree(t, upper, "fix/config=2", "fix/hooks/post-checkout=1", "fix/refs/heads/x=1", "half/objects/", "half/config=1", "plain/config=2", "plain/hooks/x=1")
+	for dir, want := range map[string]string{
+		"":     "fix/config fix/hooks/post-checkout half/config",
+		"/fix": "config hooks/post-checkout",
+	} {
+		changes, err := List(t.Context(), root(t, upper+dir), root(t, project+dir), Limits{})
+		must(t, err)
+		var told []string
+		for _, c := range changes {
+			if c.Danger != "" {
+				told = append(told, c.Path)
+			}
+		}
+		if got := strings.Join(told, " "); got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+}
+
 func TestCompareTakesWhiteoutForADevice(t *testing.T) {
 	before, after := t.TempDir(), t.TempDir()
 	tree(t, before, "a=1", "b=1", "d/c=1")

@@ -128,6 +128,17 @@ func fileMode(m uint32) fs.FileMode {
 	return mode
 }
 
+// isRepository says whether git may take a directory for a repository, whatever its name,
+// when somebody calls it in there. The parts may come from both trees.
+func isRepository(old, new int) bool {
+	has := func(name string) bool {
+		a, _ := lookup(old, name)
+		b, _ := lookup(new, name)
+		return a.found || b.found
+	}
+	return has("HEAD") && (has("objects") || has("commondir"))
+}
+
 // opaque says whether overlayfs lets nothing of the lower directory show through an
 // upper one.
 func opaque(dir int) bool {
