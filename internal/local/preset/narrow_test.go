@@ -254,7 +254,7 @@ func TestNarrowIsNeverWider(t *testing.T) {
 			return path
 		}
 	}
-	rounds := 400
+	rounds := 150
 	if os.Getenv("BERM_TEST_ALL") != "" {
 		rounds = 5000
 	}

@@ -201,10 +201,11 @@ func (g *Grant) addPaths(place Place, parts []part) error {
 			if a.access == ReadWrite {
 				writable = append(writable, path)
 			}
+		case a.from == fromBuiltin: // no such tool here
 		case errors.Is(err, unix.ELOOP):
 			return berm.Errorf(berm.Denied, "%q leads over a symbolic link in a directory that sandboxes write", a.path).
 				WithHint("name the path that the link leads to")
-		case a.access == Hide || a.from == fromBuiltin: // nothing to hide, or no such tool here
+		case a.access == Hide: // nothing is there
 		case a.from == fromConfig:
 			g.Notices = append(g.Notices, fmt.Sprintf("preset %s: %q is not shown: %v", g.Preset, a.path, err))
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
@@ -224,7 +225,21 @@ func (g *Grant) addPaths(place Place, parts []part) error {
 		g.Paths = append(g.Paths, Path{Path: path, Access: a.access})
 	}
 	g.Paths = sorted(g.Paths)
+	g.dropLinks(place)
 	return nil
+}
+
+// dropLinks takes out the links that are there without being made: below what is shown,
+// and below another link.
+func (g *Grant) dropLinks(place Place) {
+	kept := make([]Path, 0, len(g.Paths))
+	for _, p := range g.Paths {
+		below := func(link Path) bool { return link.Target != "" && within(p.Path, link.Path) }
+		if p.Target == "" || g.access(place, p.Path) == Hide && !slices.ContainsFunc(kept, below) {
+			kept = append(kept, p)
+		}
+	}
+	g.Paths = kept
 }
 
 // sorted orders paths, outer ones first, and leaves the last entry for each.

@@ -190,6 +190,24 @@ func TestLinks(t *testing.T) {
 	if !slices.Equal(g.Paths, want) {
 		t.Errorf("a link of the user's gives %v, want %v", g.Paths, want)
 	}
+	for _, c := range []struct {
+		paths []string
+		want  []Path
+	}{
+		{[]string{"~/link", "~/link/x", "~/link/x/y"}, []Path{
+			{Path: data, Access: ReadOnly}, {Path: data + "/x", Access: ReadOnly}, {Path: data + "/x/y", Access: ReadOnly},
+			{Path: place.Home + "/link", Access: ReadOnly, Target: data}}},
+		{[]string{"~/dir", "~/dir/link"}, []Path{{Path: data, Access: ReadOnly}, {Path: place.Home + "/dir", Access: ReadOnly}}},
+	} {
+		mkdir(t, data+"/x/y", place.Home+"/dir")
+		_ = os.Symlink("../data", place.Home+"/dir/link")
+		if g := mustResolve(t, Request{Place: place, Flags: Rights{ReadOnly: c.paths}}); !slices.Equal(g.Paths, c.want) {
+			t.Errorf("%q gives %v, want %v", c.paths, g.Paths, c.want)
+		}
+	}
+	mkdir(t, place.Home+"/go/pkg")
+	symlink(t, "mod", place.Home+"/go/pkg/mod")
+	mustResolve(t, Request{Place: place, Preset: "build"}) // a loop is no directory of a tool
 	for name, r := range map[string]Rights{
 		"in the workspace":              {ReadOnly: []string{"evil"}},
 		"hidden in the workspace":       {Hide: []string{"evil"}},

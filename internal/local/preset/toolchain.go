@@ -139,12 +139,18 @@ func (t *toolchain) value(name string) string {
 	return ""
 }
 
-// add shows a path, and where it leads when it is a link. It returns where.
-func (t *toolchain) add(path string) (real string, ok bool) {
+// add shows a path, and where it leads when it is a link.
+func (t *toolchain) add(path string) (ok bool) {
 	real, err := resolve(path, t.place.Workspace)
 	if err != nil || within(real, t.place.Workspace) {
-		return "", false
+		return false
 	}
+	t.addResolved(path, real)
+	return true
+}
+
+// addResolved shows a path that leads to real.
+func (t *toolchain) addResolved(path, real string) {
 	if real != path && !t.covered(path) {
 		target := real
 		if content, err := os.Readlink(path); err == nil {
@@ -155,7 +161,6 @@ func (t *toolchain) add(path string) (real string, ok bool) {
 	if !t.covered(real) {
 		t.show(Path{Path: real, Access: ReadOnly})
 	}
-	return real, true
 }
 
 func (t *toolchain) show(p Path) {
@@ -177,7 +182,7 @@ func (t *toolchain) addTool(tool tool, root string) {
 	if real, err := resolve(root, t.place.Workspace); err != nil || t.why(real) != "" {
 		return
 	}
-	if _, ok := t.add(filepath.Join(root, tool.show)); !ok {
+	if !t.add(filepath.Join(root, tool.show)) {
 		return
 	}
 	if tool.hide != "" {
@@ -242,12 +247,12 @@ func (t *toolchain) addPrograms(dir string) {
 		return
 	}
 	if t.covered(real) {
-		t.add(dir) // a link may lead there
+		t.addResolved(dir, real) // a link may lead there
 		return
 	}
 	why := t.why(real)
 	if why == "" && t.addRoot(real) {
-		t.add(dir)
+		t.addResolved(dir, real)
 		return
 	}
 	if why == "" && within(t.place.Workspace, real) {
@@ -257,7 +262,7 @@ func (t *toolchain) addPrograms(dir string) {
 		t.refused = append(t.refused, strconv.Quote(dir)+" ("+why+")")
 		return
 	}
-	t.add(dir)
+	t.addResolved(dir, real)
 	if within(real, t.place.Home) {
 		t.addLinks(real)
 	}
