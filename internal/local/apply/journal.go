@@ -226,7 +226,7 @@ func (t *tree) sum(name string, now *unix.Stat_t, s *step) (bool, error) {
 
 // place makes the outcomes final. What the project has is durable by now.
 func (j *journal) place(dir string, project *tree) error {
-	if err := project.sync(); err != nil {
+	if err := j.sync(project); err != nil {
 		return berm.Errorf(berm.Internal, "write the project to disk: %w", err)
 	}
 	for _, s := range j.Steps {
@@ -240,6 +240,38 @@ func (j *journal) place(dir string, project *tree) error {
 	}
 	j.Placed = true
 	return j.save(dir)
+}
+
+// few is how many files are made durable one by one: what else a busy disk has to write
+// need not be waited for then.
+const few = 32
+
+// sync makes the renames and removals durable.
+func (j *journal) sync(project *tree) error {
+	dirs := map[string]bool{}
+	for _, s := range j.Steps {
+		if s.done() && s.Outcome != Same {
+			dirs[path.Dir(string(s.Path))] = true
+		}
+	}
+	if len(dirs) > few {
+		return project.sync()
+	}
+	for dir := range dirs {
+		d, err := project.open(dir, unix.O_RDONLY|unix.O_DIRECTORY)
+		if errors.Is(err, unix.ENOENT) {
+			continue // removed after what was in it
+		}
+		if err != nil {
+			return project.sync()
+		}
+		err = d.Sync()
+		d.Close()
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // done says whether the project has what the session had at the path.

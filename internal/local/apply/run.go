@@ -107,8 +107,6 @@ func (r *run) stage(ctx context.Context) error {
 			}
 		}
 	}
-	// Few files are made durable one by one: the rest of a busy disk need not wait for it.
-	const few = 32
 	n := 0
 	for _, s := range r.Steps {
 		if s.planned() && s.Mode.IsRegular() && !s.deletes() {
@@ -427,6 +425,9 @@ func swap(from, to place, s *step) error {
 		return unix.Renameat(from.fd(), from.name, to.fd(), to.name)
 	}
 	if err != nil {
+		return err
+	}
+	if err := failpoint.Hit("apply.swapped"); err != nil {
 		return err
 	}
 	if err = unix.Unlinkat(from.fd(), from.name, remove); err == nil {
