@@ -68,7 +68,6 @@ func Diff(w io.Writer, changes []Change, upper, project *os.Root, o Options) err
 		if !within(c.Path, o.Paths) {
 			continue
 		}
-		// The changes below a directory follow it, and say of themselves that it is there.
 		below := i+1 < len(changes) && strings.HasPrefix(changes[i+1].Path, c.Path+"/")
 		p.show(c, below)
 	}
@@ -115,33 +114,37 @@ func (p *printer) note(paint func(string) string, name, format string, args ...a
 	p.line(paint, "# berm: %s: %s", Quote(name), fmt.Sprintf(format, args...))
 }
 
+// show shows one change; below says that changes of what lies below it follow, which say
+// of themselves that a directory was added or deleted.
 func (p *printer) show(c Change, below bool) {
 	told := p.danger(c)
-	switch {
-	case p.Format == Names:
-		p.name(c, below, told)
-	case p.Format == Patch && told != "":
-		p.note(p.Style.Bad, c.Path, "%s", told)
-	}
 	if p.Format == Names {
+		p.name(c, below, told)
 		return
 	}
-	hadOld, hasNew := c.Kind != Added, c.Kind != Deleted
-	sameType := hadOld && hasNew && c.Old.Mode.Type() == c.New.Mode.Type()
-	switch {
-	case sameType && !inGit(c.Old):
-		p.unsaid(c, c.New, fmt.Sprintf("mode %04o, was %04o", unixPerm(c.New.Mode), unixPerm(c.Old.Mode)))
-	case sameType:
-		p.file(c, &c.Old, &c.New)
-	default:
-		if hadOld && inGit(c.Old) {
+	if p.Format == Patch && told != "" {
+		p.note(p.Style.Bad, c.Path, "%s", told)
+	}
+	if c.Kind == Modified && c.Old.Mode.Type() == c.New.Mode.Type() {
+		if inGit(c.New) {
+			p.file(c, &c.Old, &c.New)
+		} else {
+			p.unsaid(c, c.New, fmt.Sprintf("mode %04o, was %04o", unixPerm(c.New.Mode), unixPerm(c.Old.Mode)))
+		}
+		return
+	}
+	// To git a change of type is a deletion and an addition.
+	if c.Kind != Added {
+		if inGit(c.Old) {
 			p.file(c, &c.Old, nil)
-		} else if hadOld && (!c.Old.Mode.IsDir() || !below) {
+		} else if !c.Old.Mode.IsDir() || !below {
 			p.unsaid(c, c.Old, "deleted")
 		}
-		if hasNew && inGit(c.New) {
+	}
+	if c.Kind != Deleted {
+		if inGit(c.New) {
 			p.file(c, nil, &c.New)
-		} else if hasNew && (!c.New.Mode.IsDir() || !below) {
+		} else if !c.New.Mode.IsDir() || !below {
 			p.unsaid(c, c.New, "added")
 		}
 	}

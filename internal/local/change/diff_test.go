@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -252,6 +254,61 @@ func TestJSON(t *testing.T) {
 			t.Error(diff)
 		}
 	}
+}
+
+// The hunks of any two texts make the one of the other.
+func FuzzHunks(f *testing.F) {
+	r := rand.New(rand.NewPCG(3, 3))
+	for range 10 {
+		f.Add(text(r), text(r))
+	}
+	f.Add([]byte("a"), []byte("a\n"))
+	f.Add([]byte("\n\\ No newline at end of file\n"), []byte("\\ No newline at end of file"))
+	f.Fuzz(func(t *testing.T, old, new []byte) {
+		var got strings.Builder
+		rest := slices.Collect(strings.Lines(string(old)))
+		at := 0 // lines of old that are done
+		var last byte
+		for line := range strings.Lines(string(hunks(old, new))) {
+			mark, content := line[0], line[1:]
+			switch mark {
+			case '@':
+				var from, count int
+				fmt.Sscanf(line, "@@ -%d,%d", &from, &count)
+				if count > 0 {
+					from--
+				}
+				for ; at < from; at++ {
+					got.WriteString(rest[at])
+				}
+			case '\\':
+				if last != '-' {
+					s := strings.TrimSuffix(got.String(), "\n")
+					got.Reset()
+					got.WriteString(s)
+				}
+			case ' ', '-':
+				if strings.TrimSuffix(rest[at], "\n") != strings.TrimSuffix(content, "\n") {
+					t.Fatalf("line %d is %q, the hunk says %q", at, rest[at], content)
+				}
+				at++
+				if mark == ' ' {
+					got.WriteString(content)
+				}
+			case '+':
+				got.WriteString(content)
+			default:
+				t.Fatalf("line %q", line)
+			}
+			last = mark
+		}
+		for ; at < len(rest); at++ {
+			got.WriteString(rest[at])
+		}
+		if got.String() != string(new) {
+			t.Errorf("%q and the hunks make %q, not %q", old, got.String(), new)
+		}
+	})
 }
 
 // Every name comes back from git as it was.

@@ -42,8 +42,8 @@ func (l Limits) withDefaults() Limits {
 // entry has its own: a directory that was added or deleted as well as everything below
 // it, and a directory that became a file (or the reverse) besides what it had or has
 // below. A directory that both have is a change only when its mode is different, a
-// regular file when its mode or content is. Owners, times and hard links do not count,
-// nor does the mode of the workspace itself.
+// regular file when its mode or content is. Owners, times, extended attributes and hard
+// links do not count, nor does the mode of the workspace itself.
 //
 // With an error of kind Exhausted (a limit) the changes found so far come too, and with one
 // of kind Denied all but those in the directories that cannot be read. A session that
