@@ -32,9 +32,11 @@ func newModel(steps []step, log io.Writer) http.Handler {
 	})
 }
 
-// entry is one line of the log: a request, or a step and what the agent's tool gave.
+// entry is one line of the log: a request, the model that it asked for, or a step and what
+// the agent's tool gave.
 type entry struct {
 	Request string          `json:"request,omitempty"`
+	Model   string          `json:"model,omitempty"`
 	Step    *step           `json:"step,omitempty"`
 	Result  json.RawMessage `json:"result,omitempty"`
 }
@@ -68,6 +70,7 @@ func (m *model) messages(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, &request) {
 		return
 	}
+	m.record(entry{Model: request.Model})
 	var results []json.RawMessage
 	for _, message := range request.Messages {
 		var blocks []struct {
@@ -109,6 +112,7 @@ func (m *model) messages(w http.ResponseWriter, r *http.Request) {
 // far as codex reads it.
 func (m *model) responses(w http.ResponseWriter, r *http.Request) {
 	var request struct {
+		Model string
 		Tools []json.RawMessage
 		Input []struct {
 			Type   string
@@ -118,6 +122,7 @@ func (m *model) responses(w http.ResponseWriter, r *http.Request) {
 	if !decode(w, r, &request) {
 		return
 	}
+	m.record(entry{Model: request.Model})
 	var results []json.RawMessage
 	for _, item := range request.Input {
 		if item.Type == "function_call_output" {

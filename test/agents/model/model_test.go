@@ -67,7 +67,7 @@ func TestLog(t *testing.T) {
 	var log strings.Builder
 	w := httptest.NewRecorder()
 	newModel([]step{{Read: "secret"}, {Say: "Done."}}, &log).ServeHTTP(w, httptest.NewRequest("POST", "/v1/responses",
-		strings.NewReader(`{"tools":[{}],"input":[{"type":"function_call_output","output":"key"}]}`)))
+		strings.NewReader(`{"model":"m","tools":[{}],"input":[{"type":"function_call_output","output":"key"}]}`)))
 	var entries []entry
 	for decoder := json.NewDecoder(strings.NewReader(log.String())); decoder.More(); {
 		var e entry
@@ -76,8 +76,8 @@ func TestLog(t *testing.T) {
 		}
 		entries = append(entries, e)
 	}
-	if len(entries) != 2 || entries[0].Request != "POST /v1/responses" ||
-		entries[1].Step.Read != "secret" || string(entries[1].Result) != `"key"` {
+	if len(entries) != 3 || entries[0].Request != "POST /v1/responses" || entries[1].Model != "m" ||
+		entries[2].Step.Read != "secret" || string(entries[2].Result) != `"key"` {
 		t.Errorf("log: %s", log.String())
 	}
 }
