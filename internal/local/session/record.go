@@ -24,6 +24,10 @@ var generated = map[string]bool{
 	"venv": true, ".venv": true, ".tox": true, ".cache": true, ".next": true, ".gradle": true,
 }
 
+// grace is how long a command runs before its project is recorded. What changes meanwhile is
+// seen by its time.
+const grace = 10 * time.Millisecond
+
 // Record writes down what the project is now, for the comparison that tells later what
 // changed in it beside the session: of each path what identifies its version, and of text
 // files their content, from git where its index vouches for it, else copied, up to 1 MiB
@@ -40,12 +44,19 @@ func (s *Session) Record(ctx context.Context) error {
 }
 
 func (s *Session) record(ctx context.Context) error {
+	began := time.Now()
+	// A command that ends at once and changes nothing needs no record.
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(grace):
+	}
 	project, err := unix.Open(s.Project, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(project)
-	r := &recorder{ctx: ctx, project: project, began: time.Now(), worked: time.Now()}
+	r := &recorder{ctx: ctx, project: project, began: began, worked: time.Now()}
 	if !s.fresh {
 		if r.old, err = s.Base(); err == nil {
 			defer r.old.file.Close()
