@@ -20,6 +20,9 @@ import (
 type configFile struct {
 	Version int                  `yaml:"version"`
 	Serve   map[string]yaml.Node `yaml:"serve"`
+	// Preset and Presets are of local mode, which judges them itself.
+	Preset  yaml.Node `yaml:"preset"`
+	Presets yaml.Node `yaml:"presets"`
 }
 
 // configure sets the flags of cmd that were not given from the environment, and what

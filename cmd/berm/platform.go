@@ -90,7 +90,7 @@ func unpackedPlatform() (string, error) {
 	}
 	defer os.Remove(f.Name())
 	_, err = f.Write(content)
-	if err = errors.Join(err, f.Chmod(0o500), f.Close()); err != nil {
+	if err = errors.Join(err, f.Chmod(0o555), f.Close()); err != nil {
 		return "", nil
 	}
 	earlier, _ := filepath.Glob(filepath.Join(dir, platformName+"-*"))

@@ -37,6 +37,8 @@ type Request struct {
 	Grant   preset.Grant
 	Place   preset.Place
 	Streams [3]*os.File
+	// Template is what the root file system is made of; nil shows the host's programs.
+	Template *berm.Template
 	// Session is what a copy-on-write workspace writes to, locked by the caller; nil for
 	// the other workspaces.
 	Session *session.Session

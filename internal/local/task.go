@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -32,6 +33,8 @@ type Task struct {
 	Signals <-chan os.Signal
 	// Session is the one to go on with; "" makes one when the workspace is copy-on-write.
 	Session string
+	// Template is what the root file system is made of; nil shows the host's programs.
+	Template *berm.Template
 	// AllowWeaker runs the command under Landlock and seccomp alone where the namespace
 	// level cannot be had.
 	AllowWeaker bool
@@ -66,7 +69,7 @@ func Prepare(t *Task) (*Request, error) {
 	if err := checkPlace(place); err != nil {
 		return nil, err
 	}
-	grant, err := preset.Resolve(preset.Request{Place: place, Config: t.Config, Preset: t.Preset, Flags: t.Rights, Environ: t.Environ})
+	grant, err := preset.Resolve(preset.Request{Place: place, Config: t.Config, Preset: t.Preset, Flags: t.Rights, Environ: t.Environ, NoToolchain: t.Template != nil})
 	if err != nil {
 		return nil, err
 	}
@@ -78,8 +81,19 @@ func Prepare(t *Task) (*Request, error) {
 	if grant.Network == preset.NetworkHost {
 		grant.Notices = append(grant.Notices, "the sandbox has the host's network: it reaches whatever this machine reaches, its services on 127.0.0.1 too")
 	}
-	env := append(preset.CleanEnv(t.Environ, grant.Env), "BERM_SANDBOX=1")
-	return &Request{ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
+	env := preset.CleanEnv(t.Environ, grant.Env)
+	if variable(env, "HOME") != "" {
+		env = append(unset(env, "HOME"), "HOME="+place.Home)
+	}
+	env = append(env, "BERM_SANDBOX=1")
+	if t.Template != nil {
+		// Where the host's programs lie says nothing about those of the template.
+		env = unset(env, "PATH")
+		for name, value := range t.Template.Env {
+			env = append(unset(env, name), name+"="+value)
+		}
+	}
+	return &Request{Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }
 
 // Do runs a task to its end. After an error the command did not run, and nothing is left
@@ -215,6 +229,9 @@ func weaker(t *Task, err error) bool { return t.AllowWeaker && berm.KindOf(err) 
 
 // runWeaker runs the command under Landlock and seccomp.
 func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result, error) {
+	if t.Template != nil {
+		return Result{}, berm.Errorf(berm.Unsupported, "there are no templates under Landlock alone")
+	}
 	if r.Grant.Network == preset.NetworkHost {
 		return Result{}, berm.Errorf(berm.Unsupported, "there is no network under Landlock alone")
 	}
@@ -225,27 +242,45 @@ func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result,
 	}
 	defer os.RemoveAll(temp)
 	// Home is not a directory of the sandbox's own here: programs get one to write to.
-	env := append(r.Env[:len(r.Env):len(r.Env)], "HOME="+temp)
+	env := append(unset(r.Env, "HOME"), "HOME="+temp)
 	o := landlock.Order{
 		Argv: r.Argv, Dir: r.Place.Workspace, Env: env, Files: r.Streams, TempDir: temp,
 		Limits: r.Grant.Limits, Timeout: r.Grant.Timeout, Profile: r.Grant.Profile, Signals: r.Signals,
 	}
+	var hidden []string
 	for _, p := range r.Grant.Paths {
-		switch p.Access {
-		case preset.ReadOnly:
-			o.Read = append(o.Read, p.Path)
-		case preset.ReadWrite:
-			o.Write = append(o.Write, p.Path)
-		case preset.Hide:
-			if _, err := os.Lstat(p.Path); err == nil {
-				return Result{}, berm.Errorf(berm.Unsupported, "%s cannot be hidden under Landlock alone", p.Path)
-			}
+		if p.Access == preset.Hide {
+			hidden = append(hidden, p.Path)
 		}
 	}
+	open := func(path string, access preset.Access) error {
+		paths, err := around(path, hidden)
+		switch {
+		case err != nil:
+			return err
+		case access == preset.ReadOnly:
+			o.Read = append(o.Read, paths...)
+		case len(paths) == 1 && paths[0] == path:
+			o.Write = append(o.Write, path)
+		default:
+			return berm.Errorf(berm.Unsupported, "under Landlock alone nothing can be hidden in %s, which the command may write", path)
+		}
+		return nil
+	}
+	for _, p := range r.Grant.Paths {
+		if p.Target != "" || p.Access == preset.Hide {
+			continue
+		}
+		if err := open(p.Path, p.Access); err != nil {
+			return Result{}, err
+		}
+	}
+	access := preset.ReadOnly
 	if r.Grant.Workspace == preset.WorkspaceReadWrite {
-		o.Write = append(o.Write, r.Place.Workspace)
-	} else {
-		o.Read = append(o.Read, r.Place.Workspace)
+		access = preset.ReadWrite
+	}
+	if err := open(r.Place.Workspace, access); err != nil {
+		return Result{}, err
 	}
 	result := Result{Level: LevelWeaker, Weaker: landlock.Weaker(0), Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
 	t.Notice("the sandbox is weaker than asked for, Landlock and seccomp alone: " + because.Error())
@@ -262,6 +297,34 @@ func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result,
 		result.Signal, result.ExitCode = 0, timedOut
 	}
 	return result, nil
+}
+
+// around lists what to open of a directory so that nothing hidden is opened: Landlock only
+// adds rights on the way down.
+func around(path string, hidden []string) ([]string, error) {
+	inside := false
+	for _, h := range hidden {
+		if h == path {
+			return nil, nil
+		}
+		inside = inside || strings.HasPrefix(h, strings.TrimSuffix(path, "/")+"/")
+	}
+	if !inside {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, berm.Errorf(berm.Unsupported, "nothing can be hidden in %s under Landlock alone: %w", path, err)
+	}
+	var paths []string
+	for _, e := range entries {
+		below, err := around(filepath.Join(path, e.Name()), hidden)
+		if err != nil {
+			return nil, err
+		}
+		paths = append(paths, below...)
+	}
+	return paths, nil
 }
 
 // placeOf finds the project and the user's home.
@@ -310,6 +373,11 @@ func LoadConfig(environ []string) (*preset.Config, error) {
 		return nil, berm.Errorf(berm.Invalid, "XDG_CONFIG_HOME is no absolute path: %q", dir)
 	}
 	return preset.LoadConfig(filepath.Join(dir, "berm", "config.yaml"))
+}
+
+// unset returns an environment without a variable.
+func unset(env []string, name string) []string {
+	return slices.DeleteFunc(slices.Clone(env), func(e string) bool { return strings.HasPrefix(e, name+"=") })
 }
 
 func variable(environ []string, name string) string {

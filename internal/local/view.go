@@ -22,6 +22,9 @@ func view(r *Request, upper launch.Upper) (wall.Host, error) {
 		Home:      r.Place.Home,
 		Workspace: wall.Workspace{Path: r.Place.Workspace, Upper: upper, Write: r.Grant.Workspace == preset.WorkspaceReadWrite},
 	}
+	if r.Template != nil {
+		h.Layers = r.Template.Layers
+	}
 	if terminal(r.Streams[0]) {
 		// The name belongs to this mount namespace; a terminal of another one has none.
 		if name, err := os.Readlink("/proc/self/fd/0"); err == nil && r.Streams[0] == os.Stdin && strings.HasPrefix(name, "/dev/") {

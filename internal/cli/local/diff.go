@@ -44,7 +44,7 @@ is a patch that git apply takes.`,
 			return err
 		}
 		changes, listErr := w.changes(cmd.Context())
-		if listErr != nil && berm.KindOf(listErr) != berm.Exhausted {
+		if listErr != nil && berm.KindOf(listErr) != berm.Exhausted && berm.KindOf(listErr) != berm.Denied {
 			return listErr
 		}
 		out := cmd.OutOrStdout()

@@ -19,6 +19,14 @@ import (
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
+// Templates finds a template by its name. What it takes is not linked into the program
+// that runs commands: that leaves it nil and sets Platform, which executes the one that has
+// it.
+var (
+	Templates func(ctx context.Context, name string) (berm.Template, error)
+	Platform  func() error
+)
+
 // noCommand is the exit code when the sandbox could not be made, as docker run and
 // env(1) have it: those of the command are below.
 const noCommand = 125
@@ -32,6 +40,7 @@ type runFlags struct {
 	cpus        float64
 	pids        int64
 	network     string
+	template    string
 	checkpoint  bool
 	printPolicy bool
 	json        bool
@@ -99,6 +108,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&rights.ReadOnly, "ro", nil, "show it this `PATH`, read-only")
 	flags.StringArrayVar(&rights.Hide, "hide", nil, "hide this `PATH` from it")
 	flags.StringArrayVarP(&rights.Env, "env", "e", nil, "pass a variable: `NAME[=VALUE]`, PREFIX* or, to take one away, -NAME")
+	flags.StringVarP(&f.template, "template", "t", "", "use the programs of this template instead of the host's")
 	flags.StringVarP(&f.task.Dir, "workdir", "C", "", "the project, instead of the working directory")
 	flags.Var(&f.timeout, "timeout", "end it after this time")
 	flags.VarP(&f.memory, "memory", "m", "how much memory it may use, such as 2GiB")
@@ -134,6 +144,16 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 		return cli.CodeError{Code: noCommand, Err: err}
 	}
 	t.Config = config
+	if f.template != "" {
+		if Templates == nil {
+			return Platform()
+		}
+		template, err := Templates(cmd.Context(), f.template)
+		if err != nil {
+			return cli.CodeError{Code: noCommand, Err: err}
+		}
+		t.Template = &template
+	}
 	var notices []string
 	t.Notice = func(text string) {
 		notices = append(notices, text)

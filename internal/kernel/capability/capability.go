@@ -105,7 +105,12 @@ func CutBounding(keep Set) error {
 //
 // It works in programs without cgo only: with cgo Go cannot change every thread, and the
 // error is ENOTSUP.
-func Drop(keep Set) error {
+func Drop(keep Set) error { return drop(keep, syscall.AllThreadsSyscall) }
+
+// DropThread is Drop for the calling thread alone, and for what it starts.
+func DropThread(keep Set) error { return drop(keep, unix.RawSyscall) }
+
+func drop(keep Set, call func(trap, a1, a2, a3 uintptr) (r1, r2 uintptr, errno syscall.Errno)) error {
 	have, err := Permitted()
 	if err != nil {
 		return err
@@ -117,7 +122,7 @@ func Drop(keep Set) error {
 		half := uint32(keep >> (32 * i))
 		data[i].Effective, data[i].Permitted = half, half
 	}
-	_, _, errno := syscall.AllThreadsSyscall(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0)
+	_, _, errno := call(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&header)), uintptr(unsafe.Pointer(&data)), 0)
 	if errno != 0 {
 		return errno
 	}

@@ -60,7 +60,13 @@ func do(s plan.Step, trees []int) error {
 		// On this thread only, which starts the agent: the others execute nothing.
 		return capability.CutBounding(capability.Set(s.Flags))
 	case plan.Capabilities:
-		return capability.Drop(capability.Set(s.Flags))
+		err := capability.Drop(capability.Set(s.Flags))
+		if err == unix.ENOTSUP {
+			// A program that links cgo is its own init (package reexec). What its main thread
+			// starts has no more rights then; its other threads run nothing from inside.
+			err = capability.DropThread(capability.Set(s.Flags))
+		}
+		return err
 	case plan.NoNewPrivs:
 		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	case plan.Seccomp:

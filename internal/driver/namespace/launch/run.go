@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"io"
 	"os"
 	"runtime"
 	"strconv"
@@ -71,7 +72,13 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 	if err != nil {
 		return Ended{}, err
 	}
-	err = s.enter("/proc/self/exe", append([]string{reexec.Name}, command.Argv...), &syscall.ProcAttr{
+	self, err := s.self()
+	if err != nil {
+		theirs.Close()
+		return Ended{}, err
+	}
+	defer self.Close()
+	err = s.enter("/proc/self/fd/"+strconv.Itoa(int(self.Fd())), append([]string{reexec.Name}, command.Argv...), &syscall.ProcAttr{
 		Dir: "/",
 		// The first two are for init's own runtime.
 		Env:   append([]string{"GOGC=off", "GOMAXPROCS=1"}, command.Env...),
@@ -143,6 +150,48 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 		ended.Status = status
 	}
 	return ended.Ended, nil
+}
+
+// self opens this program, for init to execute. An id that root leases may not execute a
+// file that is for its owner alone, so it gets a copy in memory then.
+func (s *Sandbox) self() (*os.File, error) {
+	file, err := os.Open("/proc/self/exe")
+	if err != nil {
+		return nil, fault("open the own program", err)
+	}
+	info, err := file.Stat()
+	if err == nil && (s.order.IDs.Kind != Leased || info.Mode()&1 != 0) {
+		return aboveStreams(file)
+	}
+	defer file.Close()
+	fd, err := unix.MemfdCreate("berm", unix.MFD_CLOEXEC|unix.MFD_EXEC)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3 they are executable
+		fd, err = unix.MemfdCreate("berm", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, berm.Errorf(berm.Unsupported, "the sandbox's user may not execute this program, nor a copy in memory: %w", err).
+			WithHint("chmod 755 the berm program")
+	}
+	memory := os.NewFile(uintptr(fd), "berm")
+	if _, err = io.Copy(memory, file); err == nil {
+		err = memory.Chmod(0o555)
+	}
+	if err != nil {
+		memory.Close()
+		return nil, fault("copy the own program", err)
+	}
+	return aboveStreams(memory)
+}
+
+// aboveStreams moves a file well above the descriptors that init gets: ForkExec uses the
+// numbers up to a few above them before it executes.
+func aboveStreams(file *os.File) (*os.File, error) {
+	defer file.Close()
+	fd, err := unix.FcntlInt(file.Fd(), unix.F_DUPFD_CLOEXEC, 64)
+	if err != nil {
+		return nil, fault("open the own program", err)
+	}
+	return os.NewFile(uintptr(fd), file.Name()), nil
 }
 
 // keep ends the command at its deadline or when ctx ends, and passes signals on. The

@@ -7,13 +7,15 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 )
 
 // Host is a root in which parts of the host lie at their own paths, on memory that is
-// empty but for them.
+// empty but for them, or on the layers of a template.
 type Host struct {
+	Layers    []berm.Layer // lowest first; what is written over them lies in memory
 	Workspace Workspace
 	Home      string // a directory of memory, writable
 	Shown     []Shown
@@ -40,11 +42,20 @@ type Shown struct {
 // build puts the root together in memory. The stage has the parts that only overlayfs
 // needs.
 func (h Host) build(s *SetUp, c Config) {
-	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot, Flags: 0o755})
-	s.add(plan.Step{Op: plan.Mount, Target: stageRoot, Source: "tmpfs", Flags: hidden &^ unix.MS_NOEXEC, Data: "mode=0755,size=4m"})
-	s.show("/", "tmpfs", unix.MS_RDONLY|hidden&^unix.MS_NOEXEC, "")
+	const flags = unix.MS_NOSUID | unix.MS_NODEV
+	if len(h.Layers) > 0 {
+		lower := s.layers(h.Layers)
+		upper := s.memoryUpper(c.Limits.Memory)
+		s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot, Flags: 0o755})
+		s.overlay(stageRoot, lower, stageUpper, flags)
+		s.show("/", "overlay", flags, fmt.Sprintf("%d read-only layers; writes: %s", len(lower), upper))
+	} else {
+		s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot, Flags: 0o755})
+		s.add(plan.Step{Op: plan.Mount, Target: stageRoot, Source: "tmpfs", Flags: flags, Data: "mode=0755,size=4m"})
+		s.show("/", "tmpfs", flags|unix.MS_RDONLY, "")
+	}
 	made := map[string]bool{"": true}
-	for _, dir := range []string{"/proc", "/dev", "/sys"} {
+	for _, dir := range []string{"/proc", "/dev", "/sys", "/etc"} {
 		s.parents(made, dir+"/")
 	}
 	memory := func(target, mode string) {
@@ -127,9 +138,9 @@ func (h Host) workspace(s *SetUp, made map[string]bool) {
 		s.show(w.Path, "workspace", flags, how)
 		return
 	}
-	s.place("0", launch.Tree{Path: w.Path})
-	s.place(stageUpper, launch.Tree{Upper: true})
-	s.overlay(stageRoot+w.Path, []string{"0"}, unix.MS_NOSUID|unix.MS_NODEV)
+	s.place(stageProject, launch.Tree{Path: w.Path})
+	s.place(stageSession, launch.Tree{Upper: true})
+	s.overlay(stageRoot+w.Path, []string{stageProject}, stageSession, unix.MS_NOSUID|unix.MS_NODEV)
 	s.show(w.Path, "workspace", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("copy on write; changes are kept in %s", w.Upper.Directory))
 }
 
@@ -145,10 +156,16 @@ func (h Host) finish(s *SetUp, c Config) {
 		if c.HostNetwork && (f[0] == "hosts" || f[0] == "resolv.conf") {
 			continue // the host's are the right ones
 		}
+		if len(h.Layers) > 0 {
+			s.add(plan.Step{Op: plan.File, Target: stageRoot + "/etc/" + f[0], Flags: 0o644, Data: f[1]})
+			continue
+		}
 		s.add(plan.Step{Op: plan.File, Target: f[0], Flags: 0o444, Data: f[1]})
 		s.add(plan.Step{Op: plan.Cover, Source: f[0], Target: stageRoot + "/etc/" + f[0]})
 	}
-	s.add(plan.Step{Op: plan.Remount, Target: stageRoot, Flags: unix.MS_RDONLY | hidden&^unix.MS_NOEXEC})
+	if len(h.Layers) == 0 {
+		s.add(plan.Step{Op: plan.Remount, Target: stageRoot, Flags: unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV})
+	}
 	s.add(plan.Step{Op: plan.Enter, Target: stageRoot, Flags: 1})
 	s.add(plan.Step{Op: plan.Workdir, Target: h.Workspace.Path})
 }

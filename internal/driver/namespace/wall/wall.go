@@ -29,6 +29,9 @@ const (
 	stageRoot  = "r"
 	stageUpper = "u"
 	stageBoot  = "b"
+	// Of a workspace with a layer of its own.
+	stageProject = "w"
+	stageSession = "s"
 )
 
 const (

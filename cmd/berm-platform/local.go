@@ -1,0 +1,27 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli/local"
+	"github.com/berm-sandbox/berm/internal/template"
+)
+
+func init() { local.Templates = localTemplate }
+
+// localTemplate finds a template for berm run, and keeps its layers while this process
+// lives.
+func localTemplate(ctx context.Context, name string) (berm.Template, error) {
+	store, err := template.Open("")
+	if err != nil {
+		return berm.Template{}, err
+	}
+	t, err := store.Resolve(ctx, name)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	return t, store.Lease(ctx, berm.NewSandboxID(), fmt.Sprintf("/proc/%d", os.Getpid()), t)
+}
