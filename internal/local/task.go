@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -157,8 +158,18 @@ func do(ctx context.Context, t *Task, r *Request) (Result, error) {
 	recording, stop := context.WithCancel(ctx)
 	defer stop()
 	recorded := make(chan error, 1)
-	r.Started = func() { go func() { recorded <- s.Record(recording) }() }
-	run := session.Run{Argv: t.Argv, Started: time.Now()}
+	run := session.Run{Argv: t.Argv, Started: time.Now(), ExitCode: -1, Reason: "it did not end"}
+	s.Runs = append(s.Runs, run)
+	r.Started = func() {
+		go func() {
+			err := s.Record(recording)
+			if recording.Err() == nil {
+				// Should this process be killed, the session is whole all the same.
+				err = errors.Join(err, s.Save(), store.Sweep(recording))
+			}
+			recorded <- err
+		}()
+	}
 	result.Outcome, err = Run(ctx, r)
 	if err != nil {
 		if weaker(t, err) {
@@ -187,7 +198,7 @@ func do(ctx context.Context, t *Task, r *Request) (Result, error) {
 		patience.Stop()
 	}
 	run.Ended, run.ExitCode, run.Reason = time.Now(), result.ExitCode, string(result.Reason)
-	s.Runs = append(s.Runs, run)
+	s.Runs[len(s.Runs)-1] = run
 	if err := s.Save(); err != nil {
 		return result, err
 	}

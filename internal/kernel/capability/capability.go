@@ -105,12 +105,12 @@ func CutBounding(keep Set) error {
 //
 // It works in programs without cgo only: with cgo Go cannot change every thread, and the
 // error is ENOTSUP.
-func Drop(keep Set) error { return drop(keep, syscall.AllThreadsSyscall) }
+func Drop(keep Set) error { return dropBy(syscall.AllThreadsSyscall, keep) }
 
 // DropThread is Drop for the calling thread alone, and for what it starts.
-func DropThread(keep Set) error { return drop(keep, unix.RawSyscall) }
+func DropThread(keep Set) error { return dropBy(unix.RawSyscall, keep) }
 
-func drop(keep Set, call func(trap, a1, a2, a3 uintptr) (r1, r2 uintptr, errno syscall.Errno)) error {
+func dropBy(call func(trap, a1, a2, a3 uintptr) (r1, r2 uintptr, errno syscall.Errno), keep Set) error {
 	have, err := Permitted()
 	if err != nil {
 		return err
