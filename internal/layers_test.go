@@ -32,6 +32,15 @@ var forbidden = []struct{ from, to, why string }{
 	{"internal/template", "internal/driver", "layers are shared by every level"},
 	{"internal/engine", "internal/api", "an engine serves any protocol"},
 	{"internal/engine", "internal/control", "an engine does not know sessions"},
+	{"internal/local", "internal/api", "local mode has no server"},
+	{"internal/local", "internal/control", "local mode has no server"},
+	{"internal/local", "internal/engine", "a run is its own monitor"},
+	{"internal/local", "internal/store", "local mode has no database"},
+	{"internal/local", "internal/template", "what reads images is too heavy to start for each command"},
+	{"internal/local", "internal/client", "local mode has no server"},
+	{"internal/cli", "internal/api", "commands know a server by its protocol alone"},
+	{"internal/cli", "internal/control", "commands know a server by its protocol alone"},
+	{"internal/cli", "internal/store", "commands know a server by its protocol alone"},
 	{"internal/client", "internal/api", "a client knows a server by its protocol alone"},
 	{"internal/client", "internal/control", "a client knows a server by its protocol alone"},
 	{"internal/client", "internal/driver", "a client knows a server by its protocol alone"},
@@ -61,6 +70,7 @@ func allowed(from, to string) bool {
 
 // heavy lists what the binaries that run once per sandbox must not link.
 var heavy = map[string][]string{
+	"cmd/berm":         {"net/http", "crypto/tls", "modernc.org/sqlite", "google.golang.org/protobuf/proto", "github.com/prometheus/client_golang/prometheus"},
 	"cmd/berm-monitor": {"net/http", "modernc.org/sqlite", "github.com/spf13/cobra", "google.golang.org/protobuf/proto"},
 	"cmd/berm-init":    {"net/http", "net", "crypto/tls", "modernc.org/sqlite", "github.com/spf13/cobra", "google.golang.org/protobuf/proto"},
 	"cmd/berm-guest":   {"modernc.org/sqlite", "github.com/spf13/cobra", "github.com/prometheus/client_golang/prometheus"},
