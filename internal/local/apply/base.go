@@ -37,7 +37,8 @@ type Stamp struct {
 type Base interface {
 	Stat(path string) (Stamp, State)
 	// Content returns what the regular file at path held. It fails when this is not
-	// known or longer than limit.
+	// known or longer than limit. It is asked for text that both sides changed, and for
+	// .git/index, which is otherwise taken for changed once "git status" refreshed it.
 	Content(path string, limit int64) ([]byte, error)
 }
 
@@ -77,6 +78,7 @@ type record struct {
 	Path  raw
 	Stamp *Stamp // nil: nothing
 	At    time.Time
+	Index []byte // of an index of git, its indexSum
 }
 
 // appliedFile is in the session's directory and holds known.applied.
@@ -102,22 +104,33 @@ func loadApplied(dir string) (map[string]record, error) {
 }
 
 func (k *known) stat(path string) (Stamp, State) {
+	last := k.last(path)
+	switch {
+	case last == nil && k.Base == nil:
+		return Stamp{}, Unknown
+	case last == nil:
+		return k.Stat(path)
+	case last.Stamp == nil:
+		return Stamp{}, Absent
+	}
+	return *last.Stamp, Present
+}
+
+// last is the record of a path, or nil when the base is the newer one. A later command
+// makes a new base, but not of what the session had changed by then.
+func (k *known) last(path string) *record {
+	r, ok := k.applied[path]
+	if !ok {
+		return nil
+	}
 	stamp, state := Stamp{}, Unknown
 	if k.Base != nil {
 		stamp, state = k.Stat(path)
 	}
-	last, ok := k.applied[path]
-	switch {
-	case !ok:
-	case last.Stamp == nil:
-		if state == Unknown || last.At.After(k.recorded) {
-			return Stamp{}, Absent
-		}
-	// A later command makes a new base, but not of what the session had changed by then.
-	case state == Unknown, last.At.After(k.recorded), state == Present && last.Stamp.Ctime > stamp.Ctime:
-		return *last.Stamp, Present
+	if state == Unknown || r.At.After(k.recorded) || state == Present && r.Stamp != nil && r.Stamp.Ctime > stamp.Ctime {
+		return &r
 	}
-	return stamp, state
+	return nil
 }
 
 // coarse is how far the kernel's time stamps lag behind the clock: a tick of at most 10 ms.

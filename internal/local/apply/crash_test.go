@@ -61,7 +61,7 @@ func TestCrash(t *testing.T) {
 		t.Run(point, func(t *testing.T) {
 			root := t.TempDir()
 			cmd := exec.Command("/proc/self/exe", "-test.run=^TestCrash$", "-test.timeout=30s")
-			cmd.Env = append(os.Environ(), crashVariable+"="+root, "BERM_FAILPOINTS="+point+"=crash")
+			cmd.Env = append(os.Environ(), crashVariable+"="+root, "BERM_FAILPOINTS="+point+"=crash", "GORACE=atexit_sleep_ms=0")
 			if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "killed") {
 				t.Fatalf("%v: %s", err, out)
 			}

@@ -138,15 +138,8 @@ func (f *forgetter) prepare(dir string) error {
 		return err
 	}
 	defer mine.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(mine.Fd()), &st); err != nil {
+	if err := f.open(dir, mine); err != nil {
 		return err
-	}
-	if os.Geteuid() != 0 && st.Mode&0o700 != 0o700 {
-		f.modes[dir] = bits(st.Mode)
-		if err := f.upper.chmod(dir, bits(st.Mode)|0o700); err != nil {
-			return err
-		}
 	}
 	if !opaque(mine) {
 		return nil
@@ -158,6 +151,19 @@ func (f *forgetter) prepare(dir string) error {
 		return fmt.Errorf("remove %s: %w", opaqueAttribute, err)
 	}
 	return nil
+}
+
+// open gives the caller the rights to a directory of the upper until the end.
+func (f *forgetter) open(name string, dir *os.File) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return err
+	}
+	if os.Geteuid() == 0 || st.Mode&0o700 == 0o700 {
+		return nil
+	}
+	f.modes[name] = bits(st.Mode)
+	return f.upper.chmod(name, bits(st.Mode)|0o700)
 }
 
 // hide makes each entry below an opaque directory as invisible as the mark did.
@@ -184,7 +190,9 @@ func (f *forgetter) hide(dir string, mine *os.File) error {
 		case st.Mode&unix.S_IFMT == unix.S_IFDIR:
 			var child *os.File
 			if child, err = f.upper.open(dir+"/"+name, unix.O_PATH|unix.O_DIRECTORY); err == nil {
-				err = unix.Setxattr(self(child), opaqueAttribute, []byte("y"), 0)
+				if err = f.open(dir+"/"+name, child); err == nil {
+					err = unix.Setxattr(self(child), opaqueAttribute, []byte("y"), 0)
+				}
 				child.Close()
 			}
 		}

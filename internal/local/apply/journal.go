@@ -293,12 +293,18 @@ func (j *journal) finish(dir string, project, upper *tree) error {
 		}
 		name := string(s.Path)
 		paths = append(paths, name)
-		applied[name] = record{s.Path, s.Now, at}
+		r := record{Path: s.Path, Stamp: s.Now, At: at}
+		if isIndex(name) && s.Now != nil {
+			if b, err := project.content(name, indexLimit); err == nil {
+				r.Index = indexSum(b)
+			}
+		}
+		applied[name] = r
 		if inRepository(name) && s.Outcome != Same {
 			// Its mtime would tell of a reference that came from elsewhere.
 			if st, err := project.stat(path.Dir(name)); err == nil && st != nil {
 				stamp := StampOf(st)
-				applied[path.Dir(name)] = record{raw(path.Dir(name)), &stamp, at}
+				applied[path.Dir(name)] = record{Path: raw(path.Dir(name)), Stamp: &stamp, At: at}
 			}
 		}
 	}

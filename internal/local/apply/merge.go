@@ -10,11 +10,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const (
+	mergeTime  = 30 * time.Second
 	mergeLimit = 8 << 20   // bytes of one side of one file
 	mergeTotal = 128 << 20 // bytes of all merged files of a plan, which are held in memory
 )
@@ -113,6 +115,8 @@ func (m *merger) git(ctx context.Context, base, ours, theirs []byte) (merged []b
 			return nil, "", err
 		}
 	}
+	ctx, cancel := context.WithTimeout(ctx, mergeTime)
+	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "merge-file", "-p", "project", "base", "session")
 	cmd.Dir = dir
 	// No configuration of a user, a machine or a repository above has a say.
@@ -126,7 +130,7 @@ func (m *merger) git(ctx context.Context, base, ours, theirs []byte) (merged []b
 		if code := exit.ExitCode(); code > 0 && code < 128 {
 			return nil, overlap(merged), nil
 		}
-		return nil, "", errors.New(strings.TrimSpace(stderr.String()))
+		return nil, "", fmt.Errorf("%w: %s", err, strings.TrimSpace(stderr.String()))
 	}
 	return merged, "", err
 }

@@ -317,7 +317,7 @@ func (p *Plan) outside(ctx context.Context, s *step, c change.Change, now *unix.
 		}
 	case state == Absent:
 		s.refuse(Conflict, "created outside since the session began")
-	case state == Unknown && !p.base.since(s.Was.Ctime), state == Present && was == *s.Was:
+	case !p.moved(c.Path, now):
 	default:
 		if s.Was.kind() == unix.S_IFREG && (state == Unknown || was.kind() == unix.S_IFREG) && s.Mode.IsRegular() && !inRepository(c.Path) {
 			return merges.merge(ctx, p, s, was, state)
@@ -325,6 +325,24 @@ func (p *Plan) outside(ctx context.Context, s *step, c change.Change, now *unix.
 		s.refuse(Conflict, "changed outside since the session began")
 	}
 	return nil
+}
+
+// moved says whether a file is not the one that the session began with.
+func (p *Plan) moved(name string, now *unix.Stat_t) bool {
+	was, state := p.base.stat(name)
+	switch state {
+	case Unknown:
+		if !p.base.since(now.Ctim.Nano()) {
+			return false
+		}
+	case Present:
+		if was == StampOf(now) {
+			return false
+		}
+	case Absent:
+		return true
+	}
+	return !isIndex(name) || !p.sameIndex(name)
 }
 
 // keepParents refuses to remove or replace a directory of which something stays.

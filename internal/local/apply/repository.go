@@ -111,7 +111,7 @@ func (p *Plan) judgeRepositories() {
 			continue
 		}
 		for _, s := range steps {
-			if s.planned() || s.Outcome == Dangerous {
+			if s.planned() || s.Outcome == Dangerous || s.Outcome == Conflict {
 				s.refuse(Conflict, "%s; to fetch the session's commits, run \"git bundle create session.bundle --all\" in the session, apply session.bundle and run \"git fetch session.bundle\"", reason)
 			}
 		}
@@ -157,8 +157,7 @@ func (p *Plan) movedOutside(dir string) string {
 			moved = state == Absent || state == Present && was.Mtime != st.Mtim.Nano() ||
 				state == Unknown && p.base.since(st.Mtim.Nano())
 		default:
-			moved = state == Absent || state == Present && was != StampOf(st) ||
-				state == Unknown && p.base.since(st.Ctim.Nano())
+			moved = p.moved(name, st)
 		}
 		if moved && changed == "" {
 			changed = "the project's repository changed outside since the session began (" + path.Base(name) + ")"

@@ -22,8 +22,9 @@ import (
 const sightVariable = "BERM_TEST_SIGHT"
 
 type sight struct {
-	Root string
-	Seed uint64 // 0: only look
+	Root   string
+	Seed   uint64 // 0: only look
+	Script string // for the shell, in the session's view
 }
 
 func TestMain(m *testing.M) {
@@ -59,6 +60,14 @@ func see(order string) error {
 	if s.Seed != 0 {
 		edit(view, rand.New(rand.NewPCG(s.Seed, 1)), 60)
 	}
+	if s.Script != "" {
+		cmd := exec.Command("sh", "-euc", s.Script)
+		cmd.Dir = view
+		cmd.Env = append(os.Environ(), gitEnv...)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, out)
+		}
+	}
 	out, err := os.Create(filepath.Join(s.Root, "seen.json"))
 	if err != nil {
 		return err
@@ -71,6 +80,9 @@ func see(order string) error {
 	return out.Close()
 }
 
+var gitEnv = []string{"GIT_CONFIG_GLOBAL=/dev/null", "GIT_CONFIG_NOSYSTEM=1", "GIT_AUTHOR_NAME=a", "GIT_AUTHOR_EMAIL=a@example.org",
+	"GIT_COMMITTER_NAME=a", "GIT_COMMITTER_EMAIL=a@example.org"}
+
 // fatalist lets the helpers of tests be used without one.
 type fatalist struct{ testing.TB }
 
@@ -80,9 +92,20 @@ func (*fatalist) Fatal(args ...any) { panic(fmt.Sprint(args...)) }
 // look returns what the session sees, after edits when seed is not 0.
 func (f *fixture) look(seed uint64) map[string]string {
 	f.t.Helper()
-	order, _ := json.Marshal(sight{f.root, seed})
+	return f.see(sight{Root: f.root, Seed: seed})
+}
+
+// do runs a script in the session's view.
+func (f *fixture) do(script string) map[string]string {
+	f.t.Helper()
+	return f.see(sight{Root: f.root, Script: script})
+}
+
+func (f *fixture) see(s sight) map[string]string {
+	f.t.Helper()
+	order, _ := json.Marshal(s)
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = append(os.Environ(), sightVariable+"="+string(order))
+	cmd.Env = append(os.Environ(), sightVariable+"="+string(order), "GORACE=atexit_sleep_ms=0")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
@@ -123,7 +146,7 @@ func edit(dir string, r *rand.Rand, n int) {
 		case 4:
 			os.RemoveAll(name)
 		case 5:
-			os.RemoveAll(name)
+			os.RemoveAll(name) // the new directory is opaque
 			os.Mkdir(name, 0o755)
 			os.WriteFile(name+"/a", []byte(strconv.Itoa(r.IntN(5))), 0o644)
 		case 6:
@@ -161,7 +184,6 @@ func TestView(t *testing.T) {
 				if len(changes) == 0 {
 					break
 				}
-				f.base = nil // the rest of the test is not about who changed what
 				f.base = remember(t, filepath.Join(f.root, "project"))
 				name := changes[r.IntN(len(changes))].Path
 				for n, result := range f.apply(f.request(name)) {
