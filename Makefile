@@ -14,7 +14,7 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
-.PHONY: help build agents setup demo test test-all test-qemu bench fuzz lint proto clean
+.PHONY: help build agents setup demo test test-all test-qemu test-agents bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -46,6 +46,11 @@ test-all: build ## everything: slow tests, official SDKs, probes, faults, load
 	BERM_TEST_ALL=1 CGO_ENABLED=1 $(GO) test -race -timeout 40m ./...
 	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/template ./internal/local/...
 	test/e2e/run
+	test/agents/run codex
+
+test-agents: build ## let codex and claude-code, whose terms you must have accepted, work in berm run
+	test/agents/run codex
+	test/agents/run claude-code
 
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null

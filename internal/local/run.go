@@ -128,8 +128,11 @@ func limits(l berm.Limits, ids launch.IDs) berm.Limits {
 }
 
 func (r *Request) upper() launch.Upper {
-	if r.Session == nil {
+	switch {
+	case r.Grant.Workspace != preset.WorkspaceCopyOnWrite:
 		return launch.Upper{}
+	case r.Session == nil:
+		return launch.Upper{Directory: "a session"} // for Policy
 	}
 	return launch.Upper{Directory: r.Session.Dir()}
 }

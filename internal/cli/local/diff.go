@@ -1,6 +1,8 @@
 package local
 
 import (
+	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -68,9 +70,33 @@ is a patch that git apply takes.`,
 		if err := change.Diff(out, changes, w.upper, w.project, o); err != nil {
 			return err
 		}
+		warn(cmd.ErrOrStderr(), changes, paths)
 		return listErr
 	}
 	return cmd
+}
+
+// maxWarned bounds how many paths a warning names.
+const maxWarned = 20
+
+// warn names what the host would obey by itself, beside the output: that may be a patch.
+func warn(w io.Writer, changes []change.Change, paths []string) {
+	style := terminal.StyleFor(w)
+	n := 0
+	for _, c := range changes {
+		if c.Danger == "" || !within(c.Path, paths) {
+			continue
+		}
+		if n++; n == 1 {
+			_, _ = fmt.Fprintln(w, style.Bad("berm:"), "this machine, or a tool that you use on the project, would obey these by itself:")
+		}
+		if n <= maxWarned {
+			_, _ = fmt.Fprintf(w, "  %s  %s\n", style.Bad(change.Quote(c.Path)), terminal.Escape(c.Danger))
+		}
+	}
+	if n > maxWarned {
+		_, _ = fmt.Fprintf(w, "  and %d more; berm diff --json names all\n", n-maxWarned)
+	}
 }
 
 // inProject makes paths below the project of what a person wrote, which is relative to the
