@@ -3,8 +3,9 @@ package local
 import (
 	"os"
 	"os/signal"
+	"runtime"
 	"syscall"
-	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -69,11 +70,17 @@ func (t tty) restore() {
 	}
 }
 
-// die ends berm as a signal ended the command, so that a shell sees the same.
+// die ends berm as a signal ended the command, so that a shell sees the same. The kernel's
+// own action is put back behind the Go runtime, which prints its stacks at some signals and
+// ignores others.
 func die(s syscall.Signal) {
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	signal.Reset(s)
-	_ = unix.Kill(os.Getpid(), s)
-	time.Sleep(time.Second) // signals of whoever ignores them have no effect
+	runtime.LockOSThread()
+	var byDefault [4]uint64 // the kernel's struct sigaction, with SIG_DFL
+	_, _, _ = unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(s), uintptr(unsafe.Pointer(&byDefault)), 0, 8, 0, 0)
+	var this unix.Sigset_t
+	this.Val[(s-1)/64] = 1 << ((s - 1) % 64)
+	_ = unix.PthreadSigmask(unix.SIG_UNBLOCK, &this, nil)
+	_ = unix.Tgkill(os.Getpid(), unix.Gettid(), s)
 	os.Exit(128 + int(s))
 }
