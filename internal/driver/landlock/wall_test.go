@@ -185,6 +185,7 @@ func TestProbesReach(t *testing.T) {
 			t.Errorf("%s is closed without any wall", probe)
 		}
 	}
+	w.try(w.victim.Process.Signal(unix.SIGCONT)) // the tracer's end leaves it stopped
 	if state, err := w.victim.Process.Wait(); err != nil || state.Sys().(syscall.WaitStatus).Signal() != unix.SIGIO {
 		t.Errorf("the user's process ended with %v, want the signal of the pipe (%v)", state, err)
 	}
