@@ -52,7 +52,17 @@ func openFixture(t testing.TB, root string) *fixture {
 	if f.project, err = os.OpenRoot(filepath.Join(root, "project")); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { f.upper.Close(); f.project.Close() })
+	t.Cleanup(func() {
+		f.upper.Close()
+		f.project.Close()
+		// What an ordinary user may not enter he cannot remove.
+		filepath.WalkDir(root, func(name string, d fs.DirEntry, _ error) error {
+			if d != nil && d.IsDir() {
+				os.Chmod(name, 0o755)
+			}
+			return nil
+		})
+	})
 	return f
 }
 
@@ -373,7 +383,10 @@ func TestRefused(t *testing.T) {
 	upper := filepath.Join(f.session, "upper")
 	f.write("session/upper", map[string]string{".envrc": "evil", ".git/hooks/post-checkout": "evil", "suid": "x", "s": "s", "dir/ok": "ok", ".git/index.lock": "x"})
 	unix.Mkfifo(upper+"/fifo", 0o644)
-	unix.Mknod(upper+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3)))
+	device := Skipped
+	if err := unix.Mknod(upper+"/null", unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))); err != nil {
+		device = "" // for root only, and nowhere in a sandbox
+	}
 	os.Chmod(upper+"/suid", 0o755|fs.ModeSetuid)
 	os.Chmod(upper+"/s", 0o644|fs.ModeSetgid)
 	r := f.request()
@@ -401,10 +414,10 @@ func TestRefused(t *testing.T) {
 			break
 		}
 		for name, want := range map[string]Outcome{
-			"fifo": Skipped, "null": Skipped, ".git/index.lock": Skipped, "s": Skipped, "linked/target": Conflict, "../outside/target": Skipped,
+			"fifo": Skipped, "null": device, ".git/index.lock": Skipped, "s": Skipped, "linked/target": Conflict, "../outside/target": Skipped,
 			"/etc/hostname": Skipped, "absent": Failed, "dir/fifo": Failed, "dir/ok": Applied,
 		} {
-			if got[name].Outcome != want || want != Applied && got[name].Reason == "" {
+			if got[name].Outcome != want || want != Applied && want != "" && got[name].Reason == "" {
 				t.Errorf("%s: %+v, want %s", name, got[name], want)
 			}
 		}

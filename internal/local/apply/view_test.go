@@ -109,8 +109,9 @@ func (f *fixture) see(s sight) map[string]string {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNS}
 	if os.Geteuid() != 0 {
 		cmd.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
-		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Geteuid(), Size: 1}}
-		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: os.Getegid(), Size: 1}}
+		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: os.Geteuid(), HostID: os.Geteuid(), Size: 1}}
+		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: os.Getegid(), HostID: os.Getegid(), Size: 1}}
+		cmd.SysProcAttr.AmbientCaps = []uintptr{unix.CAP_SYS_ADMIN, unix.CAP_DAC_OVERRIDE} // what mounting takes
 	}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		f.t.Fatalf("%v: %s", err, out)
@@ -153,9 +154,15 @@ func edit(dir string, r *rand.Rand, n int) {
 			os.Remove(name)
 			os.Symlink(names[r.IntN(len(names))], name)
 		case 7:
-			if st, err := os.Lstat(name); err == nil && st.Mode()&os.ModeSymlink == 0 {
-				os.Chmod(name, []os.FileMode{0o600, 0o755, 0o444, 0o555, 0o700}[r.IntN(5)])
+			modes := []os.FileMode{0o600, 0o755, 0o444, 0o555, 0o700}
+			st, err := os.Lstat(name)
+			if err != nil || st.Mode()&os.ModeSymlink != 0 {
+				continue
 			}
+			if st.IsDir() && os.Geteuid() != 0 {
+				modes = []os.FileMode{0o755, 0o700} // others keep an ordinary user out, here as there
+			}
+			os.Chmod(name, modes[r.IntN(len(modes))])
 		case 8:
 			os.Rename(name, pick())
 		case 9:
@@ -209,7 +216,7 @@ func TestView(t *testing.T) {
 			if left, err := change.List(t.Context(), f.upper, f.project, change.Limits{}); err != nil || len(left) > 0 {
 				t.Errorf("left: %v, %v", left, err)
 			}
-			noTemps(t, f.root)
+			noTemps(t, filepath.Join(f.root, "project"))
 		})
 	}
 }
