@@ -1,6 +1,6 @@
-// Command berm is Berm in one file. It runs the commands of local mode itself, within a
-// millisecond; for all others it executes the platform that it carries, since what that
-// links takes four milliseconds to initialise.
+// Command berm is Berm in one file. It runs the commands of local mode itself; for all others
+// it executes the platform that it carries, since what that links takes four milliseconds to
+// initialise.
 package main
 
 import (

@@ -64,7 +64,16 @@ const timedOut = 124
 
 // Policy is what Run holds the command of a request to.
 func Policy(r *Request) (berm.Policy, error) {
-	w, err := r.plan(own())
+	ids := own()
+	if mayLease() {
+		leased, claims, err := lease() // a run may get another range
+		if err != nil {
+			return berm.Policy{}, err
+		}
+		defer claims.Close()
+		ids = leased
+	}
+	w, err := r.plan(ids)
 	if err != nil {
 		return berm.Policy{}, err
 	}

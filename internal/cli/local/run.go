@@ -165,13 +165,14 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 		return f.print(cmd)
 	}
 	signals := make(chan os.Signal, 16)
-	signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT)
+	// Beside the rest, for the runtime takes its time over each. Until then a signal ends
+	// berm, and with it the sandbox.
+	go signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT)
 	tty := openTTY()
 	t.Signals = tty.filter(signals)
 	// The signals are the command's to obey.
 	result, err := local.Do(context.WithoutCancel(cmd.Context()), t)
 	tty.restore()
-	signal.Reset()
 	if err != nil {
 		return cli.CodeError{Code: noCommand, Err: err}
 	}
