@@ -42,15 +42,11 @@ func enterCommand() error {
 	if err := unix.CloseRange(failureFD, ^uint(0)>>32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return berm.Errorf(berm.Unsupported, "close other descriptors: %w", err).WithHint("use Linux 5.11 or newer")
 	}
-	profile, err := seccomp.Lookup(o.Profile)
+	profile, err := Profile(o.Profile, o.abi)
 	if err != nil {
 		return err
 	}
-	var refuse []string
-	if !kernel.HoldsTruncate(o.abi) {
-		refuse = []string{"truncate"} // by path; files that are open are held by their descriptor
-	}
-	filter, err := profile.Shared(refuse...).Assemble("")
+	filter, err := profile.Assemble("")
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ type Order struct {
 	TempDir string
 	Limits  berm.Limits   // none can be enforced: Unsupported
 	Timeout time.Duration // 0 is none
-	Profile string        // seccomp profile, made narrower (seccomp.Profile.Shared)
+	Profile string        // name of a seccomp profile; see the function Profile
 	// Signals are sent on to the command. May be nil.
 	Signals <-chan os.Signal
 
@@ -102,6 +102,19 @@ func Weaker(abi int) []string {
 	return list
 }
 
+// Profile is the seccomp profile that a command gets under a version of Landlock: the named
+// one without what Landlock does not hold. It fails with Invalid for an unknown name.
+func Profile(name string, abi int) (seccomp.Profile, error) {
+	profile, err := seccomp.Lookup(name)
+	if err != nil {
+		return seccomp.Profile{}, err
+	}
+	if !kernel.HoldsTruncate(abi) {
+		return profile.Shared("truncate"), nil // by path; an open file is held by its descriptor
+	}
+	return profile.Shared(), nil
+}
+
 // What the keeper reports.
 type report struct {
 	Exit  berm.Exit
@@ -153,7 +166,9 @@ func Run(ctx context.Context, o Order) (berm.Exit, error) {
 		Path: "/proc/self/exe", Args: o.args(), Dir: o.Dir, Env: o.environment(),
 		Stdin: files[0], Stdout: files[1], Stderr: files[2], ExtraFiles: []*os.File{orderEnd, reportEnd},
 	}
-	if err := keeper.Start(); err != nil {
+	if err := keeper.Start(); errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EINVAL) {
+		return berm.Exit{}, berm.Errorf(berm.Invalid, "the command's arguments or environment: %w", err)
+	} else if err != nil {
 		return berm.Exit{}, berm.Errorf(berm.Internal, "start the keeper: %w", err)
 	}
 	orderEnd.Close()
@@ -162,9 +177,14 @@ func Run(ctx context.Context, o Order) (berm.Exit, error) {
 	done := make(chan struct{})
 	defer close(done)
 	go func() {
+		signals := o.Signals
 		for {
 			select {
-			case s := <-o.Signals:
+			case s, open := <-signals:
+				if !open {
+					signals = nil
+					continue
+				}
 				if n, ok := s.(syscall.Signal); ok {
 					_, _ = orders.Write([]byte{byte(n)}) // fails when the command has ended
 				}
@@ -219,6 +239,11 @@ func (o *Order) check() error {
 		if !strings.HasPrefix(path, "/") {
 			return berm.Errorf(berm.Invalid, "path %q is not absolute", path)
 		}
+	}
+	if info, err := os.Stat(o.Dir); err != nil {
+		return berm.Errorf(berm.NotFound, "working directory: %w", err)
+	} else if !info.IsDir() {
+		return berm.Errorf(berm.Invalid, "working directory %s is not a directory", o.Dir)
 	}
 	for i, f := range o.Files {
 		if f == nil {

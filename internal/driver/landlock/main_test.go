@@ -58,35 +58,37 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	}
 	os.Unsetenv(callerVariable)
+	if err := json.NewEncoder(os.NewFile(3, "answer")).Encode(callRun(text)); err != nil {
+		panic(err)
+	}
+	os.Exit(0)
+}
+
+func callRun(text string) (a answer) {
 	runtime.LockOSThread() // what harden takes away is of a thread, as are the programs it starts
 	var c call
-	var a answer
 	err := json.Unmarshal([]byte(text), &c)
 	if err == nil && c.Hardened {
 		err = harden()
 	}
 	if err != nil {
-		a.Fatal = err.Error()
-	} else {
-		signal.Notify(make(chan os.Signal, 1), unix.SIGINT) // as berm does: keys are for the command
-		ctx := context.Background()
-		if c.Cancel != 0 {
-			var cancel func()
-			ctx, cancel = context.WithTimeout(ctx, c.Cancel)
-			defer cancel()
-		}
-		a.Exit, err = Run(ctx, Order{
-			Argv: c.Argv, Dir: c.Dir, Env: c.Env, Read: c.Read, Write: c.Write, TempDir: c.TempDir, Timeout: c.Timeout, Profile: c.Profile,
-			abi: c.ABI, Files: [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
-		})
-		if err != nil {
-			a.Kind, a.Message = berm.KindOf(err).String(), err.Error()
-		}
+		return answer{Fatal: err.Error()}
 	}
-	if err := json.NewEncoder(os.NewFile(3, "answer")).Encode(a); err != nil {
-		panic(err)
+	signal.Notify(make(chan os.Signal, 1), unix.SIGINT) // as berm does: keys are for the command
+	ctx := context.Background()
+	if c.Cancel != 0 {
+		var cancel func()
+		ctx, cancel = context.WithTimeout(ctx, c.Cancel)
+		defer cancel()
 	}
-	os.Exit(0)
+	a.Exit, err = Run(ctx, Order{
+		Argv: c.Argv, Dir: c.Dir, Env: c.Env, Read: c.Read, Write: c.Write, TempDir: c.TempDir, Timeout: c.Timeout, Profile: c.Profile,
+		abi: c.ABI, Files: [3]*os.File{os.Stdin, os.Stdout, os.Stderr},
+	})
+	if err != nil {
+		a.Kind, a.Message = berm.KindOf(err).String(), err.Error()
+	}
+	return a
 }
 
 // harden makes this process, in a user namespace of its own, one of a hardened container:

@@ -91,6 +91,9 @@ func TestRefused(t *testing.T) {
 		"relative path":      {call{Argv: []string{"true"}, Write: []string{"x"}}, berm.Invalid},
 		"unknown profile":    {call{Argv: []string{"true"}, Profile: "none"}, berm.Invalid},
 		"unreadable path":    {call{Argv: []string{"true"}, Read: []string{"/root/x"}}, berm.Denied},
+		"no directory":       {call{Argv: []string{"true"}, Dir: w.work + "/none"}, berm.NotFound},
+		"no such directory":  {call{Argv: []string{"true"}, Dir: w.work + "/text"}, berm.Invalid},
+		"NUL":                {call{Argv: []string{"true", "a\x00b"}}, berm.Invalid},
 		"directory as input": {call{Argv: []string{"true"}}, berm.Invalid},
 	} {
 		cmd, r := w.caller(c.call)
@@ -291,9 +294,9 @@ func asleep(t *testing.T, time string) []int {
 func TestTerminalKeys(t *testing.T) {
 	w := newWorld(t)
 	for script, want := range map[string]berm.Exit{
-		"echo ready; exec sleep 1000":                                    {Reason: berm.ReasonExit, Code: -1, Signal: "SIGINT"},
-		"trap 'exit 5' INT; echo ready; while :; do sleep 0.02; done":    {Reason: berm.ReasonExit, Code: 5},
-		"test \"$(stty size)\" = '24 80' && tty >/dev/tty && echo ready": {Reason: berm.ReasonExit},
+		"echo ready; exec sleep 1000":                                                 {Reason: berm.ReasonExit, Code: -1, Signal: "SIGINT"},
+		"trap 'exit 5' INT; echo ready; while :; do sleep 0.02; done":                 {Reason: berm.ReasonExit, Code: 5},
+		"trap '' INT; test \"$(stty size)\" = '24 80' && tty >/dev/tty && echo ready": {Reason: berm.ReasonExit},
 	} {
 		master, slave, err := pty.Open()
 		w.try(err)

@@ -18,6 +18,10 @@ import (
 // a shell script.
 const roleVariable = "BERM_LANDLOCK_TEST_SCRIPT"
 
+// confineVariable names the only directory to be written; without it there is no
+// confinement.
+const confineVariable = "BERM_LANDLOCK_TEST_DIRECTORY"
+
 var devices = []string{"/dev/pts", "/dev/ptmx", "/dev/tty", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
 func TestMain(m *testing.M) {
@@ -27,7 +31,12 @@ func TestMain(m *testing.M) {
 	}
 	runtime.LockOSThread()
 	begin := time.Now()
-	err := For(ABI()).Restrict(devices...)
+	var err error
+	if dir := os.Getenv(confineVariable); dir != "" {
+		err = confine(dir)
+	} else {
+		err = For(ABI()).Restrict(devices...)
+	}
 	if err == nil {
 		fmt.Printf("took %v\n", time.Since(begin))
 		err = unix.Exec("/bin/sh", []string{"sh", "-ec", script}, os.Environ())
@@ -105,6 +114,57 @@ func TestDeviceControl(t *testing.T) {
 	}
 	if out, err := restricted("if " + script + "; then exit 1; fi").CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func confine(dir string) error {
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return err
+	}
+	var grants []Grant
+	for path, rights := range map[string]uint64{"/usr": Read, "/bin": Read, "/lib": Read, "/lib64": Read, "/dev/null": Device, dir: Write} {
+		fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENOENT) {
+			continue
+		} else if err != nil {
+			return err
+		}
+		grants = append(grants, Grant{fd, rights})
+	}
+	memory, err := unix.MemfdCreate("stream", 0) // has no path to hold
+	if err != nil {
+		return err
+	}
+	return Confine(ABI(), append(grants, Grant{memory, Read}))
+}
+
+func TestConfine(t *testing.T) {
+	if err := Confine(1, nil); !errors.Is(err, unix.EOPNOTSUPP) {
+		t.Errorf("ABI 1: %v", err)
+	}
+	if ABI() < abiRefer {
+		t.Skipf("Landlock ABI %d: nothing can be confined before 2 (kernel 5.19)", ABI())
+	}
+	dir, outside := t.TempDir(), t.TempDir()
+	if err := os.WriteFile(outside+"/f", []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for name, script := range map[string]string{
+		"granted": `cd "$D"; mkdir a b; echo 1 >a/f; mv a/f b/g; ln b/g a/h; rm b/g; echo >/dev/null`,
+		"read":    `if cat "$O/f" || ls "$O"; then exit 1; fi`,
+		"write":   `if echo >"$O/new" || rm "$O/f" || mkdir "$O/d"; then exit 1; fi`,
+		"link":    `if ln "$O/f" "$D/stolen" || mv "$O/f" "$D/stolen"; then exit 1; fi`,
+		"signal":  `if kill -0 $PPID; then exit 1; fi`,
+	} {
+		if name == "signal" && !HoldsSignals(ABI()) {
+			continue
+		}
+		cmd := restricted(script)
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
+		cmd.Env = append(cmd.Env, confineVariable+"="+dir, "D="+dir, "O="+outside)
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%s: %v: %s", name, err, out)
+		}
 	}
 }
 
