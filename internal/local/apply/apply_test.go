@@ -357,6 +357,11 @@ func TestOutside(t *testing.T) {
 	if got := f.apply(f.request("untouched")); got["untouched"].Outcome != Conflict {
 		t.Errorf("changed after the apply: %+v", got["untouched"])
 	}
+	// A later command sees what is there now, and so does its base.
+	f.begin()
+	if got := f.apply(f.request("untouched")); got["untouched"].Outcome != Applied {
+		t.Errorf("in a later command: %+v", got["untouched"])
+	}
 }
 
 // TestUnknown applies with no base: the session's start decides.

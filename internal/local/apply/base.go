@@ -127,7 +127,11 @@ func (k *known) last(path string) *record {
 	if k.Base != nil {
 		stamp, state = k.Stat(path)
 	}
-	if state == Unknown || r.At.After(k.recorded) || state == Present && r.Stamp != nil && r.Stamp.Ctime > stamp.Ctime {
+	newer := r.At.After(k.recorded)
+	if state == Present && r.Stamp != nil {
+		newer = r.Stamp.Ctime > stamp.Ctime
+	}
+	if state == Unknown || newer {
 		return &r
 	}
 	return nil
