@@ -211,11 +211,13 @@ func walk(t testing.TB, dir string, visit func(name string, st *unix.Stat_t, con
 				content = fmt.Sprint("huge ", st.Size)
 				break
 			}
-			b, err := os.ReadFile(full)
-			if err != nil {
-				return err
+			if st.Size > 0 {
+				b, err := os.ReadFile(full)
+				if err != nil {
+					return err
+				}
+				content = string(b)
 			}
-			content = string(b)
 		case unix.S_IFLNK:
 			if content, err = os.Readlink(full); err != nil {
 				return err
@@ -269,8 +271,10 @@ func (f *fixture) content(name string) string {
 func TestApply(t *testing.T) {
 	f := newFixture(t)
 	f.write("project", map[string]string{
-		"edit": "old", "gone": "x", "dir/one": "1", "dir/two": "2", "file": "f", "tree/a/b": "b", "link": "->edit", "script": "s",
+		"edit": "old", "gone": "x", "dir/one": "1", "dir/two": "2", "file": "f", "tree/a/b": "b", "link": "->edit", "script": "s", "nothing": "x",
 	})
+	os.Truncate(filepath.Join(f.root, "project/nothing"), 0)
+	os.Chmod(filepath.Join(f.root, "project/nothing"), 0)
 	f.begin()
 	f.write("session/upper", map[string]string{
 		"edit": "new", "new/deep/file": "n", "empty": "", "file/now/dir": "d", "tree": "file", "link": "->new", "script": "s",
@@ -279,10 +283,10 @@ func TestApply(t *testing.T) {
 	os.Chmod(filepath.Join(f.session, "upper/script"), 0o755)
 	os.Chmod(filepath.Join(f.session, "upper/new/deep"), 0o500)
 	os.Link(filepath.Join(f.session, "upper/edit"), filepath.Join(f.session, "upper/hard"))
-	f.whiteout("gone", "dir")
+	f.whiteout("gone", "dir", "nothing")
 	got := f.apply(f.request())
 	f.expect(got, map[string]Outcome{
-		"edit": Applied, "gone": Applied, "dir": Applied, "dir/one": Applied, "dir/two": Applied, "file": Applied,
+		"edit": Applied, "gone": Applied, "nothing": Applied, "dir": Applied, "dir/one": Applied, "dir/two": Applied, "file": Applied,
 		"file/now": Applied, "file/now/dir": Applied, "tree": Applied, "tree/a": Applied, "tree/a/b": Applied, "link": Applied,
 		"script": Applied, "new": Applied, "new/deep": Applied, "new/deep/file": Applied, "empty": Applied, "hard": Applied,
 		"name\n\x1b[31m\xff": Applied,

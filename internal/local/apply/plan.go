@@ -267,17 +267,18 @@ func (p *Plan) judge(ctx context.Context, s *step, c change.Change, made map[str
 		stamp := StampOf(now)
 		s.Was, s.Links = &stamp, uint64(now.Nlink) //nolint:unconvert // 32 bits wide on arm64
 	}
-	if s.deletes() && now == nil {
-		s.refuse(Same, "gone on both sides")
-		return nil
-	}
-	if same, err := p.project.is(ctx, name, now, c.New, p.upper); err != nil {
+	if s.deletes() {
+		if now == nil {
+			s.refuse(Same, "gone on both sides")
+			return nil
+		}
+	} else if same, err := p.project.is(ctx, name, now, c.New, p.upper); err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
 		s.refuse(Failed, "it cannot be compared: %v", err)
 		return nil
-	} else if same && !s.deletes() {
+	} else if same {
 		s.refuse(Same, "")
 		if s.Mode&(fs.ModeSetuid|fs.ModeSetgid) != 0 {
 			s.refuse(Skipped, "set-user-ID and set-group-ID bits are never applied")
