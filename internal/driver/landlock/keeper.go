@@ -62,14 +62,6 @@ func keepCommand() (berm.Exit, error) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return berm.Exit{}, berm.Errorf(berm.Internal, "become the reaper: %w", err)
 	}
-	// Keys of the terminal, and kill 0, reach every process of a group; they are meant for the
-	// command. Signals are caught, not ignored: the command would inherit that. These are
-	// all that end or stop a Go program and are sent in daily life.
-	caught := []os.Signal{unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGTSTP}
-	if !signal.Ignored(unix.SIGHUP) { // nohup
-		caught = append(caught, unix.SIGHUP)
-	}
-	signal.Notify(make(chan os.Signal, 1), caught...)
 	failures, failureEnd, err := os.Pipe()
 	if err != nil {
 		return berm.Exit{}, berm.Errorf(berm.Internal, "make a pipe: %w", err)
@@ -82,6 +74,9 @@ func keepCommand() (berm.Exit, error) {
 	if err != nil {
 		return berm.Exit{}, berm.Errorf(berm.Internal, "start the command: %w", err)
 	}
+	// Keys of the terminal, and kill 0, reach every process of a group; they are meant for the
+	// command. It has been started by now, so it does not inherit that they are ignored.
+	signal.Ignore(unix.SIGINT, unix.SIGQUIT, unix.SIGTERM, unix.SIGHUP, unix.SIGTSTP)
 	// The command alone decides when its streams end.
 	if err := releaseStreams(); err != nil {
 		return berm.Exit{}, berm.Errorf(berm.Internal, "release the standard streams: %w", err)
