@@ -1,0 +1,418 @@
+package local
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+func TestExitCodes(t *testing.T) {
+	p := user(t)
+	codes := []int{0, 1, 2, 3, 124, 125, 126, 127, 128, 130, 137, 200, 254, 255}
+	if all {
+		codes = nil
+		for code := range 256 {
+			codes = append(codes, code)
+		}
+	}
+	for _, code := range codes {
+		p.sh("exit "+strconv.Itoa(code)).exits(code)
+	}
+	root(t).sh("exit 41").exits(41)
+}
+
+// Berm dies by the signal by which the command died.
+func TestDeathBySignal(t *testing.T) {
+	p := user(t)
+	signals := []syscall.Signal{unix.SIGHUP, unix.SIGINT, unix.SIGABRT, unix.SIGKILL, unix.SIGUSR1, unix.SIGSEGV, unix.SIGPIPE, unix.SIGTERM, unix.SIGSYS, 34, 64}
+	if all {
+		signals = nil
+		for s := syscall.Signal(1); s <= 64; s++ {
+			switch s {
+			case unix.SIGCHLD, unix.SIGCONT, unix.SIGURG, unix.SIGWINCH, // ignored by default
+				unix.SIGSTOP, unix.SIGTSTP, unix.SIGTTIN, unix.SIGTTOU, // that stop
+				32, 33: // the C library's own
+			default:
+				signals = append(signals, s)
+			}
+		}
+	}
+	for _, s := range signals {
+		// Without a shell between, of which some ignore some signals.
+		r := p.berm("run", "--", "perl", "-e", fmt.Sprintf("kill %d, $$; sleep 9", s))
+		if r.signal != s || r.stdout+r.stderr != "" {
+			t.Errorf("signal %d: %v", s, r)
+		}
+	}
+}
+
+// What cannot be executed is told as shells tell it.
+func TestCannotExecute(t *testing.T) {
+	each(t, func(p *person) {
+		p.write("project/plain", "echo script\n")
+		p.write("project/script", "echo script $1\n")
+		p.must(os.Chmod(p.path("project/script"), 0o755))
+		p.write("project/nointerpreter", "#!/no/such\n")
+		p.must(os.Chmod(p.path("project/nointerpreter"), 0o755))
+		p.berm("run", "--", "./script", "x").prints("script x")
+		p.berm("run", "--", "nosuchcommand").exits(127).says("not found")
+		p.berm("run", "--", "./nosuchcommand").exits(127).says("no such file")
+		p.berm("run", "--", "/nosuchcommand").exits(127)
+		p.berm("run", "--", "./nointerpreter").exits(127).says("interpreter")
+		p.berm("run", "--", "./plain").exits(126).says("permission denied")
+		p.berm("run", "--", "./").exits(126).says("is a directory")
+		p.berm("run", "--", "./file/x").exits(127)
+		p.berm("run", "--", "").exits(125)
+	})
+}
+
+// Wrong command lines are told apart from what a command answers.
+func TestUsage(t *testing.T) {
+	p := user(t)
+	for _, args := range [][]string{{"run"}, {"run", "--nosuch", "true"}, {"run", "--memory", "x", "true"}, {"run", "--network", "all", "true"}, {"run", "--cpus", "-1", "true"}} {
+		if r := p.berm(args...); r.code == 0 || r.stderr == "" || r.stdout != "" {
+			t.Errorf("%v", r)
+		}
+	}
+	p.berm("run", "sh", "-c", "exit $#", "sh", "-x", "--rw").exits(2)
+}
+
+func TestStreams(t *testing.T) {
+	each(t, func(p *person) {
+		r := p.sh("echo out; echo err >&2")
+		if r.stdout != "out\n" || r.stderr != "err\n" {
+			p.Errorf("%v", r)
+		}
+		input := func(script, stdin string) result {
+			p.Helper()
+			cmd := p.command("run", "--", "sh", "-c", script)
+			cmd.Stdin = strings.NewReader(stdin)
+			return p.finish(cmd)
+		}
+		input("cat", "a\nb").prints("a\nb")
+		input("read x; read y; echo $y-$x", "1\n2\n3\n").prints("2-1")
+		input("cat <<EOF\n$(cat)\nEOF", "here").prints("here")
+		input("cat", "").prints("")
+		input("head -c 5", strings.Repeat("x", 1<<20)).prints("xxxxx") // and the writer does not block
+		text := strings.Repeat("0123456789abcdef", 1<<16)
+		if r := input("cat", text); r.stdout != text {
+			p.Errorf("1 MiB through cat: %d bytes, %v", len(r.stdout), r.code)
+		}
+		p.finish(p.program("sh", "-c", "printf ab | $0 run -- cat | $0 run -- tr a-b b-c", binary)).prints("bc")
+		p.finish(p.program("sh", "-c", "$0 run -- cat < file; $0 run -- sh -c 'echo more' >> file; cat file", binary)).prints("one\none\nmore")
+		p.finish(p.program("bash", "-c", "$0 run -- sh -c 'echo $((1+1))' 2>/dev/full; $0 run -- echo x >/dev/full; echo $?", binary)).prints("2\n1")
+		// A reader that stops ends the writer, as without a sandbox.
+		p.finish(p.program("bash", "-c", "$0 run -- yes | head -n 1; echo ${PIPESTATUS[0]}", binary)).prints("y\n141")
+	})
+}
+
+// Directories are refused, since one leads out of the sandbox. Closed streams are empty ones.
+func TestStreamsRefused(t *testing.T) {
+	each(t, func(p *person) {
+		p.finish(p.program("sh", "-c", "exec $0 run -- cat <&-", binary)).prints("")
+		p.finish(p.program("sh", "-c", "exec $0 run -- cat < /", binary)).refuses("directory")
+		p.finish(p.program("sh", "-c", "exec $0 run -- cat 0</ 2>&1", binary)).exits(125)
+	})
+}
+
+func TestMuchOutput(t *testing.T) {
+	slow(t)
+	p := user(t)
+	cmd := p.command("run", "--", "head", "-c", "50000000", "/dev/zero")
+	pipe, err := cmd.StdoutPipe()
+	p.must(err)
+	p.must(cmd.Start())
+	total := 0
+	for buffer := make([]byte, 1<<16); ; {
+		n, err := pipe.Read(buffer)
+		if total += n; err != nil {
+			break
+		}
+		if total < 2<<20 {
+			time.Sleep(20 * time.Millisecond)
+		}
+	}
+	if err := cmd.Wait(); err != nil || total != 50_000_000 {
+		t.Errorf("%d bytes, %v", total, err)
+	}
+}
+
+// Descriptors that were open by accident are not open inside.
+func TestDescriptors(t *testing.T) {
+	each(t, func(p *person) {
+		p.write("secret", "secret")
+		cmd := p.program("bash", "-c", "exec 7<"+p.home+" 8<"+p.path("secret")+" 9<>/dev/null; exec $0 run -- python3 -c 'import os\nfor f in sorted(os.listdir(\"/proc/self/fd\")):\n try: print(f, os.readlink(\"/proc/self/fd/\"+f))\n except OSError: pass'", binary)
+		cmd.Stdin = strings.NewReader("")
+		r := p.finish(cmd).exits(0)
+		for line := range strings.Lines(r.stdout) {
+			if n, _, _ := strings.Cut(line, " "); n != "0" && n != "1" && n != "2" {
+				p.Errorf("descriptor %s", line)
+			}
+		}
+	})
+}
+
+// started runs a script that prints "ready", and returns when it did.
+func (p *person) started(cmd *exec.Cmd) (output func() string) {
+	p.Helper()
+	r, w, err := os.Pipe()
+	p.must(err)
+	cmd.Stdout, cmd.Stderr = w, w
+	p.must(cmd.Start())
+	w.Close()
+	p.Cleanup(func() { r.Close() })
+	first := make([]byte, 6)
+	_ = r.SetReadDeadline(time.Now().Add(time.Minute))
+	if _, err := io.ReadFull(r, first); err != nil || string(first) != "ready\n" {
+		_ = cmd.Process.Kill()
+		rest, _ := io.ReadAll(r)
+		p.Fatalf("not ready: %v %q%q", err, first, rest)
+	}
+	return func() string {
+		rest, _ := io.ReadAll(r)
+		return string(rest)
+	}
+}
+
+// What is sent to berm arrives at the command.
+func TestSignalsArrive(t *testing.T) {
+	each(t, func(p *person) {
+		for _, name := range []string{"TERM", "HUP", "INT", "QUIT", "USR1", "USR2"} {
+			cmd := p.command("run", "--", "bash", "-c", `trap 'echo caught; exit 9' `+name+`; echo ready; while :; do sleep 0.01; done`)
+			output := p.started(cmd)
+			p.must(cmd.Process.Signal(unix.SignalNum("SIG" + name)))
+			if got := output(); got != "caught\n" {
+				p.Errorf("%s: %q", name, got)
+			}
+			if err := cmd.Wait(); cmd.ProcessState.ExitCode() != 9 {
+				p.Errorf("%s: %v", name, err)
+			}
+		}
+		// Without a trap the command dies, and berm with it in the same way.
+		cmd := p.command("run", "--", "sh", "-c", "echo ready; exec sleep 60")
+		output := p.started(cmd)
+		p.must(cmd.Process.Signal(unix.SIGTERM))
+		_ = output()
+		if _ = cmd.Wait(); cmd.ProcessState.Sys().(syscall.WaitStatus).Signal() != unix.SIGTERM {
+			p.Errorf("%v", cmd.ProcessState)
+		}
+		// nohup: what the caller ignores stays ignored.
+		cmd = p.program("sh", "-c", `trap '' HUP; exec "$@"`, "sh", binary, "run", "--", "sh", "-c", "echo ready; sleep 0.3; echo done")
+		output = p.started(cmd)
+		p.must(cmd.Process.Signal(unix.SIGHUP))
+		got, err := output(), cmd.Wait()
+		if got != "done\n" || err != nil {
+			p.Errorf("nohup: %q, %v", got, err)
+		}
+	})
+}
+
+// alive are the processes of the machine with a mark in their arguments.
+func alive(mark string) (pids []int) {
+	entries, _ := os.ReadDir("/proc")
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if line, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline")); bytes.Contains(line, []byte(mark)) {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// gone waits until no process with the mark lives.
+func gone(t *testing.T, mark string) {
+	t.Helper()
+	for end := time.Now().Add(5 * time.Second); len(alive(mark)) > 0; time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Errorf("%v live", alive(mark))
+			return
+		}
+	}
+}
+
+// emptyGroups removes the control groups that berm could not when it was killed.
+func (p *person) emptyGroups() {
+	if !all { // others' are there too, some just being made
+		return
+	}
+	groups, _ := filepath.Glob("/sys/fs/cgroup/*/berm/run-*")
+	deeper, _ := filepath.Glob("/sys/fs/cgroup/*/*/*/berm/run-*")
+	for _, group := range append(groups, deeper...) {
+		_ = os.Remove(group) // the kernel refuses it where somebody runs
+	}
+}
+
+// Nothing outlives the command, nor berm itself, however it ends.
+func TestNothingOutlives(t *testing.T) {
+	each(t, func(p *person) {
+		mark := fmt.Sprintf("mark-%d-%d", os.Getpid(), time.Now().UnixNano())
+		spin := fmt.Sprintf("exec -a %s sleep 61", mark)
+		p.berm("run", "--", "bash", "-c", "(setsid nohup bash -c '"+spin+"' >/dev/null 2>&1 </dev/null &) ; ("+spin+") >/dev/null 2>&1 & sleep 0.2; echo end").prints("end")
+		gone(p.T, mark)
+
+		cmd := p.command("run", "--", "bash", "-c", "echo change > file; (setsid bash -c '"+spin+"' >/dev/null 2>&1 &); sleep 0.1; echo ready; "+spin)
+		defer p.emptyGroups()
+		output := p.started(cmd)
+		if len(alive(mark)) < 2 {
+			p.Errorf("only %v", alive(mark))
+		}
+		p.must(cmd.Process.Kill())
+		_ = output()
+		_ = cmd.Wait()
+		gone(p.T, mark)
+		// The session is whole.
+		r := p.berm("diff").exits(0)
+		if !strings.Contains(r.stdout, "+change") {
+			p.Errorf("%v", r)
+		}
+		p.sh("cat file; echo more >> file", "-s", "project-1").prints("change")
+		p.berm("apply").exits(0)
+		if got := p.read("project/file"); got != "change\nmore\n" {
+			p.Errorf("applied %q", got)
+		}
+	})
+}
+
+// Killed at any moment, berm leaves no process, and no session that cannot be used.
+func TestKilledAnyTime(t *testing.T) {
+	slow(t)
+	each(t, func(p *person) {
+		for i := range 40 {
+			mark := fmt.Sprintf("mark-%d-%d", os.Getpid(), time.Now().UnixNano())
+			cmd := p.command("run", "--", "bash", "-c", "echo x > new; exec -a "+mark+" sleep 61")
+			p.must(cmd.Start())
+			time.Sleep(time.Duration(i) * time.Millisecond)
+			p.must(cmd.Process.Kill())
+			_ = cmd.Wait()
+			gone(p.T, mark)
+		}
+		p.sh("true").exits(0)
+		r := p.berm("sessions").exits(0)
+		for line := range strings.Lines(r.stdout) {
+			name, _, _ := strings.Cut(line, " ")
+			if !strings.HasPrefix(name, "project-") {
+				continue
+			}
+			p.berm("diff", "-s", name).exits(0)
+			p.sh("cat new", "-s", name).exits(0)
+		}
+		p.sh("true").exits(0)
+		if names, _ := filepath.Glob(p.path(".local/state/berm/sessions/.*")); len(names) > 0 {
+			p.Errorf("waste: %v", names)
+		}
+	})
+}
+
+// A berm that was killed could not remove its control group: a later one does.
+func TestControlGroupsSwept(t *testing.T) {
+	p := root(t)
+	p.sh("true").exits(0)
+	var parents []string
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && d.Name() == "berm" {
+			parents = append(parents, path)
+		}
+		return nil
+	})
+	for _, parent := range parents {
+		p.must(os.MkdirAll(filepath.Join(parent, "run-1000000000-old"), 0o755))
+		p.must(os.MkdirAll(filepath.Join(parent, fmt.Sprintf("run-%d-new", time.Now().Unix())), 0o755))
+	}
+	p.sh("sleep 0.2").exits(0)
+	swept := 0
+	for _, parent := range parents {
+		if os.Remove(filepath.Join(parent, "run-1000000000-old")) != nil {
+			swept++
+		}
+		young, _ := filepath.Glob(filepath.Join(parent, "run-*-new"))
+		if len(young) != 1 {
+			t.Errorf("%s: %v", parent, young)
+		}
+		for _, dir := range young {
+			p.must(os.Remove(dir))
+		}
+	}
+	if swept == 0 {
+		t.Errorf("none was swept in %v", parents)
+	}
+}
+
+func TestTimeout(t *testing.T) {
+	each(t, func(p *person) {
+		began := time.Now()
+		p.berm("run", "--timeout", "300ms", "--", "sh", "-c", "trap '' TERM; sleep 30; sleep 30").exits(124).says("300ms")
+		if d := time.Since(began); d < 300*time.Millisecond || d > 10*time.Second {
+			p.Errorf("took %v", d)
+		}
+		p.sh("exit 3", "--timeout", "1m").exits(3)
+	})
+}
+
+// Many sandboxes at once, on one project.
+func TestManyAtOnce(t *testing.T) {
+	each(t, func(p *person) {
+		var wg sync.WaitGroup
+		results := make([]result, 20)
+		for i := range results {
+			wg.Go(func() {
+				var stdout, stderr bytes.Buffer
+				cmd := p.command("run", "--", "sh", "-c", fmt.Sprintf("echo %d > file; cat file; exit %d", i, i))
+				cmd.SysProcAttr.Pdeathsig = 0 // which comes with the end of the thread, of which there are many here
+				cmd.Stdout, cmd.Stderr = &stdout, &stderr
+				_ = cmd.Run()
+				results[i] = result{person: p, args: cmd.Args, stdout: stdout.String(), stderr: stderr.String(), code: cmd.ProcessState.ExitCode()}
+			})
+		}
+		wg.Wait()
+		for i, r := range results {
+			if r.code != i || r.stdout != fmt.Sprintln(i) {
+				p.Errorf("%d: %v", i, r)
+			}
+		}
+		if got := p.read("project/file"); got != "one\n" {
+			p.Errorf("the project changed: %q", got)
+		}
+		r := p.berm("sessions").exits(0)
+		if n := strings.Count(r.stdout, "project-"); n < 20 {
+			p.Errorf("%d sessions: %v", n, r)
+		}
+		p.berm("discard", "--all").exits(0)
+	})
+}
+
+// A session runs one command at a time.
+func TestSessionInUse(t *testing.T) {
+	each(t, func(p *person) {
+		p.sh("echo 1 > a").exits(0)
+		cmd := p.command("run", "-s", "project-1", "--", "sh", "-c", "echo ready; read x; echo 2 > b")
+		stdin, err := cmd.StdinPipe()
+		p.must(err)
+		output := p.started(cmd)
+		p.sh("true", "-s", "project-1").refuses("project-1")
+		p.berm("apply", "-s", "project-1").says("project-1")
+		if r := p.berm("discard", "-s", "project-1"); r.code == 0 {
+			p.Errorf("discarded while it runs: %v", r)
+		}
+		stdin.Close()
+		_ = output()
+		if err := cmd.Wait(); err != nil {
+			p.Error(err)
+		}
+		p.sh("cat a b", "-s", "project-1").prints("1\n2")
+		p.sh("true", "-s", "nosuch").refuses("nosuch")
+	})
+}
