@@ -167,7 +167,13 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 	signals := make(chan os.Signal, 16)
 	// Beside the rest, for the runtime takes its time over each. Until then a signal ends
 	// berm, and with it the sandbox.
-	go signal.Notify(signals, syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT)
+	passed := []os.Signal{syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGCONT}
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT} {
+		if !signal.Ignored(s) { // by nohup, or a shell that starts it in the background
+			passed = append(passed, s)
+		}
+	}
+	go signal.Notify(signals, passed...)
 	tty := openTTY()
 	t.Signals = tty.filter(signals)
 	// The signals are the command's to obey.
