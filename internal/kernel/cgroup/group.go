@@ -167,6 +167,9 @@ func (g *Group) Remove(ctx context.Context) error {
 	}
 }
 
+// RemoveEmpty removes the group if no process is in it.
+func (g *Group) RemoveEmpty() { _ = g.remove() }
+
 // remove tries once, in all hierarchies, and returns the first error.
 func (g *Group) remove() error {
 	var first error

@@ -82,7 +82,7 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	if err := s.claimIDs(); err != nil {
 		return nil, err
 	}
-	if err := s.makeGroup(); err != nil {
+	if _, err := s.makeGroup(string(order.ID)); err != nil {
 		return nil, err
 	}
 	cu.Add(s.removeGroup)
@@ -163,22 +163,22 @@ func (s *Sandbox) claimIDs() (err error) {
 	return nil
 }
 
-// makeGroup makes the control group with its limits.
-func (s *Sandbox) makeGroup() error {
+// makeGroup makes the control group with its limits, and returns who manages it.
+func (s *Sandbox) makeGroup(name string) (*cgroup.Manager, error) {
 	manager, err := cgroup.New(cgroup.Config{Parent: s.order.CgroupParent})
 	if err != nil {
-		return err
+		return nil, err
 	}
 	var disks []cgroup.Disk
 	if l := s.order.Limits; l.ReadBytes > 0 || l.WriteBytes > 0 {
 		disk, err := cgroup.DiskOf(".")
 		if err != nil {
-			return err
+			return nil, err
 		}
 		disks = append(disks, disk)
 	}
-	s.group, err = manager.Create(string(s.order.ID), s.order.Limits, disks...)
-	return err
+	s.group, err = manager.Create(name, s.order.Limits, disks...)
+	return manager, err
 }
 
 // removeGroup removes the control group. Init has been waited for, so that nothing

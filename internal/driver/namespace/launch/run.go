@@ -8,6 +8,7 @@ import (
 	"os"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -61,8 +62,9 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 	if err := s.claimIDs(); err != nil {
 		return Ended{}, err
 	}
+	var groups *cgroup.Manager
 	if order.Limits != (berm.Limits{}) {
-		if err := s.makeGroup(); err != nil {
+		if groups, err = s.makeGroup(runGroup(order.ID, time.Now())); err != nil {
 			return Ended{}, err
 		}
 		cu.Add(s.removeGroup)
@@ -117,6 +119,9 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 		return Ended{}, s.explain(err)
 	}
 	monitor.Trace("plan sent")
+	if groups != nil {
+		go sweepGroups(groups)
+	}
 
 	stop := s.keep(ctx, command)
 	ended := s.follow(command.Started)
@@ -150,6 +155,31 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 		ended.Status = status
 	}
 	return ended.Ended, nil
+}
+
+// runPrefix begins the names of control groups of runs.
+const runPrefix = "run-"
+
+// runGroup is the name of a run's control group, which says when it was made.
+func runGroup(id berm.SandboxID, made time.Time) string {
+	return runPrefix + strconv.FormatInt(made.Unix(), 10) + "-" + string(id)
+}
+
+// sweepGroups removes the empty control groups of runs whose monitor was killed. One that
+// is just being made is empty too, so that the youngest are left alone.
+func sweepGroups(groups *cgroup.Manager) {
+	names, _ := groups.List()
+	for _, name := range names {
+		rest, ok := strings.CutPrefix(name, runPrefix)
+		made, _, _ := strings.Cut(rest, "-")
+		seconds, err := strconv.ParseInt(made, 10, 64)
+		if !ok || err != nil || time.Since(time.Unix(seconds, 0)) < time.Minute {
+			continue
+		}
+		if g, err := groups.Open(name); err == nil {
+			g.RemoveEmpty()
+		}
+	}
 }
 
 // self opens this program, for init to execute. An id that root leases may not execute a
