@@ -27,7 +27,7 @@ func TestExitCodes(t *testing.T) {
 		}
 	}
 	for _, code := range codes {
-		p.sh("exit "+strconv.Itoa(code)).exits(code)
+		p.sh("exit " + strconv.Itoa(code)).exits(code)
 	}
 	root(t).sh("exit 41").exits(41)
 }
