@@ -25,7 +25,7 @@ func crashFixture(t *testing.T, root string) *fixture {
 	})
 	f.begin()
 	f.write("session/upper", map[string]string{
-		"edit": "new", "new/deep": "n", "file/now": "d", "tree": "file", "link": "->new", "merge": strings.Replace(lines, "8", "session", 1), "mode": "",
+		"edit": "new", "new/deep/n": "n", "file/now": "d", "tree": "file", "link": "->new", "merge": strings.Replace(lines, "8", "session", 1), "mode": "",
 	})
 	os.Chmod(filepath.Join(f.session, "upper/mode"), 0o500)
 	f.whiteout("gone", "dir")
@@ -46,15 +46,18 @@ func TestCrash(t *testing.T) {
 	before := snapshot(t, filepath.Join(done.root, "project"))
 	want := whole.apply(whole.request())
 	after := snapshot(t, filepath.Join(done.root, "project"))
-	n := 0
+	n, places := 0, 0
 	for name, r := range want {
 		if r.Outcome != Applied && r.Outcome != Merged {
 			t.Fatalf("%q: %+v", name, r)
 		}
 		n++
+		if name != "new" && name != "new/deep" { // made before
+			places++
+		}
 	}
-	points := []string{"apply.journal", "apply.staged", "apply.swapped", "apply.modes", "apply.placed", "apply.recorded", "apply.forgotten"}
-	for i := range n {
+	points := []string{"apply.journal", "apply.staged", "apply.swapped", "apply.modes", "apply.placed", "apply.recorded", "apply.forgotten", "apply.make.9", "apply.make.10"}
+	for i := range places {
 		points = append(points, fmt.Sprintf("apply.place.%d", i))
 	}
 	for _, point := range points {

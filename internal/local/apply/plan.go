@@ -187,9 +187,14 @@ func (p *Plan) judgeAll(ctx context.Context) error {
 	}
 	p.judgeRepositories()
 	p.keepParents()
+	late := map[string]bool{} // directories that come only once something else has gone
 	for _, s := range p.steps {
-		s.Stage = raw(path.Dir(string(s.Path)))
-		for made[string(s.Stage)] {
+		name := string(s.Path)
+		if s.planned() && s.makesDir() && (s.Was != nil || late[path.Dir(name)]) {
+			late[name] = true
+		}
+		s.Stage = raw(path.Dir(name))
+		for late[string(s.Stage)] {
 			s.Stage = raw(path.Dir(string(s.Stage)))
 		}
 	}

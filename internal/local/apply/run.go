@@ -16,8 +16,8 @@ import (
 	"github.com/berm-sandbox/berm/internal/failpoint"
 )
 
-// Run carries the plan out. First every new file is written beside its place, so that a
-// full disk is found before anything changed; then each is put in its place at once, after
+// Run carries the plan out. First new directories are made and every new file is written
+// beside its place, so that a full disk is found before anything changed; then each is put in its place at once, after
 // a look whether that is still as it was planned. A path that fails does not stop the
 // others; what concerns the whole disk or ctx does, with an error.
 func (p *Plan) Run(ctx context.Context) ([]Result, error) {
@@ -96,8 +96,38 @@ func fatal(err error) error {
 	return berm.Errorf(kind, "apply stopped: %w", err).WithHint("%s", hint)
 }
 
-// stage writes the temporary files and makes them durable.
-func (r *run) stage(ctx context.Context) error {
+// stage makes the new directories, writes the temporary files and makes them durable.
+// With an error the directories are gone again.
+func (r *run) stage(ctx context.Context) (err error) {
+	var made []*step
+	defer func() {
+		if err == nil {
+			return
+		}
+		for _, s := range slices.Backward(made) {
+			if at, e := r.project.at(string(s.Path)); e == nil {
+				if unix.Unlinkat(at.fd(), at.name, unix.AT_REMOVEDIR) == nil {
+					s.refuse(NotApplied, "the apply stopped before it")
+				}
+				at.Close()
+			}
+		}
+	}()
+	for i, s := range r.Steps {
+		if !s.planned() || !s.makesDir() || s.Was != nil || string(s.Stage) != path.Dir(string(s.Path)) {
+			continue
+		}
+		if err := failpoint.Hit(fmt.Sprintf("apply.make.%d", i)); err != nil {
+			return err
+		}
+		err := r.placeOne(ctx, s)
+		if s.Outcome == Applied {
+			made = append(made, s)
+		}
+		if err != nil {
+			return err
+		}
+	}
 	// A directory that becomes writable becomes so first.
 	for _, s := range r.Steps {
 		const wx = 0o300
