@@ -9,12 +9,14 @@ import (
 
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/cli/local"
+	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
 // version is set by the linker.
 var version = "dev"
 
 func main() {
+	monitor.Trace("main")
 	if len(os.Args) < 2 || !local.Has(os.Args[1]) {
 		err := executePlatform()
 		cli.PrintError(os.Stderr, err)

@@ -39,9 +39,9 @@ type Request struct {
 	Streams [3]*os.File
 	// Template is what the root file system is made of; nil shows the host's programs.
 	Template *berm.Template
-	// Session is what a copy-on-write workspace writes to, locked by the caller; nil for
-	// the other workspaces.
-	Session *session.Session
+	// Session returns what a copy-on-write workspace writes to, locked by the caller; nil
+	// for the other workspaces. It is called while the sandbox is made.
+	Session func() (*session.Session, error)
 	// Signals are passed on to the command.
 	Signals <-chan os.Signal
 	// Started is called when the command is about to run; nil is nothing.
@@ -73,7 +73,11 @@ func Policy(r *Request) (berm.Policy, error) {
 		defer claims.Close()
 		ids = leased
 	}
-	w, err := r.plan(ids)
+	var upper launch.Upper
+	if r.Grant.Workspace == preset.WorkspaceCopyOnWrite {
+		upper.Directory = "a session"
+	}
+	w, err := r.plan(ids, upper)
 	if err != nil {
 		return berm.Policy{}, err
 	}
@@ -106,14 +110,23 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 		defer claims.Close()
 		ids = leased
 	}
-	w, err := r.plan(ids)
-	if err != nil {
-		return Outcome{}, err
-	}
-	monitor.Trace("planned")
-	order := launch.Order{ID: r.ID, Plan: plan.Encode(w.Steps), IDs: ids, Trees: w.Trees, Upper: r.upper(), Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost}
+	order := launch.Order{ID: r.ID, IDs: ids, Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost}
 	ended, err := launch.Run(ctx, order, launch.Command{
 		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started,
+	}, func(o *launch.Order) error {
+		if r.Session != nil {
+			s, err := r.Session()
+			if err != nil {
+				return err
+			}
+			o.Upper.Directory = s.Dir()
+		}
+		w, err := r.plan(ids, o.Upper)
+		if err != nil {
+			return err
+		}
+		o.Plan, o.Trees = plan.Encode(w.Steps), w.Trees
+		return nil
 	})
 	if err != nil {
 		return Outcome{}, blocked(err)
@@ -136,19 +149,9 @@ func limits(l berm.Limits, ids launch.IDs) berm.Limits {
 	return l
 }
 
-func (r *Request) upper() launch.Upper {
-	switch {
-	case r.Grant.Workspace != preset.WorkspaceCopyOnWrite:
-		return launch.Upper{}
-	case r.Session == nil:
-		return launch.Upper{Directory: "a session"} // for Policy
-	}
-	return launch.Upper{Directory: r.Session.Dir()}
-}
-
 // plan makes the plan of the wall around the command.
-func (r *Request) plan(ids launch.IDs) (*wall.SetUp, error) {
-	root, err := view(r, r.upper())
+func (r *Request) plan(ids launch.IDs, upper launch.Upper) (*wall.SetUp, error) {
+	root, err := view(r, upper)
 	if err != nil {
 		return nil, err
 	}

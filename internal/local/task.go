@@ -17,6 +17,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/driver/landlock"
 	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/local/session"
+	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
 // KeepCheckpoints is how many checkpoints of a session are kept.
@@ -107,15 +108,17 @@ func Do(ctx context.Context, t *Task) (Result, error) {
 	for _, n := range r.Grant.Notices {
 		t.Notice(n)
 	}
+	monitor.Trace("prepared")
 	journal := begin(t, r)
 	result, err := do(ctx, t, r)
+	monitor.Trace("done")
 	journal.end(result, err)
+	monitor.Trace("recorded")
 	return result, err
 }
 
-func do(ctx context.Context, t *Task, r *Request) (Result, error) {
-	var err error
-	result := Result{Level: LevelNamespace, Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
+func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
+	result = Result{Level: LevelNamespace, Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
 	if r.Grant.Workspace != preset.WorkspaceCopyOnWrite {
 		if t.Session != "" {
 			return Result{}, berm.Errorf(berm.Invalid, "a session needs a copy-on-write workspace").WithHint("leave --rw . and --ro . out")
@@ -130,36 +133,39 @@ func do(ctx context.Context, t *Task, r *Request) (Result, error) {
 		return result, err
 	}
 
-	store, s, err := openSession(t, r)
-	if err != nil {
-		return Result{}, err
-	}
-	defer store.Close()
-	defer s.Unlock()
-	made := t.Session == ""
-	cu := cleanup.Make(func() {
-		if made {
-			_ = s.Remove(context.WithoutCancel(ctx))
-		}
-	})
+	run := session.Run{Argv: t.Argv, Started: time.Now(), ExitCode: -1, Reason: "it did not end"}
+	var store *session.Store
+	var s *session.Session
+	made, unchanged := t.Session == "", true
+	var cu cleanup.Cleanup
 	defer cu.Clean()
-	if !made {
-		if err := s.Reuse(ctx); err != nil {
-			return Result{}, err
+	r.Session = func() (_ *session.Session, err error) {
+		if store, s, err = openSession(t, r); err != nil {
+			return nil, err
 		}
-	}
-	if r.Grant.Checkpoint && !made {
-		if _, err := s.Checkpoint(ctx, strings.Join(t.Argv, " "), KeepCheckpoints); err != nil {
-			return Result{}, err
+		cu.Add(func() { store.Close() })
+		cu.Add(s.Unlock)
+		if made {
+			cu.Add(func() {
+				if unchanged {
+					_ = s.Remove(context.WithoutCancel(ctx))
+				}
+			})
+		} else if err := s.Reuse(ctx); err != nil {
+			return nil, err
 		}
+		if r.Grant.Checkpoint && !made {
+			if _, err := s.Checkpoint(ctx, strings.Join(t.Argv, " "), KeepCheckpoints); err != nil {
+				return nil, err
+			}
+		}
+		s.Runs = append(s.Runs, run)
+		return s, nil
 	}
-	r.Session = s
 	// What the project is now tells later what changed in it beside the session.
 	recording, stop := context.WithCancel(ctx)
 	defer stop()
 	recorded := make(chan error, 1)
-	run := session.Run{Argv: t.Argv, Started: time.Now(), ExitCode: -1, Reason: "it did not end"}
-	s.Runs = append(s.Runs, run)
 	r.Started = func() {
 		go func() {
 			err := s.Record(recording)
@@ -179,10 +185,10 @@ func do(ctx context.Context, t *Task, r *Request) (Result, error) {
 		return Result{}, err
 	}
 	changed, err := s.Changed()
-	if err != nil {
+	if unchanged = err == nil && !changed; err != nil {
 		return result, err
 	}
-	if made && !changed {
+	if made && unchanged {
 		stop()
 		if result.Started {
 			<-recorded
@@ -202,7 +208,6 @@ func do(ctx context.Context, t *Task, r *Request) (Result, error) {
 	if err := s.Save(); err != nil {
 		return result, err
 	}
-	cu.Release()
 	result.Session = s.Name
 	return result, nil
 }
@@ -296,6 +301,13 @@ func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result,
 	result := Result{Level: LevelWeaker, Weaker: landlock.Weaker(0), Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
 	t.Notice("the sandbox is weaker than asked for, Landlock and seccomp alone: " + because.Error())
 	exit, err := landlock.Run(ctx, o)
+	if kind := berm.KindOf(err); err != nil && (kind == berm.NotFound || kind == berm.Denied) { // the program's fault
+		result.Outcome = Outcome{ExitCode: 126, Detail: err.Error(), Duration: time.Since(began)}
+		if kind == berm.NotFound {
+			result.ExitCode = 127
+		}
+		return result, nil
+	}
 	if err != nil {
 		return Result{}, err
 	}

@@ -50,9 +50,10 @@ type Ended struct {
 
 // Run makes the sandbox of order around one command, with this process as its monitor,
 // and returns when every process of it has ended. The fields of order that are for the
-// agent are not used. Cancelling ctx ends the command. When it fails, nothing is left
-// and the command did not run.
-func Run(ctx context.Context, order Order, command Command) (_ Ended, err error) {
+// agent are not used. Plan, Trees and Upper are filled in by complete, which is called once
+// init is on its way, so that neither waits for the other. Cancelling ctx ends the command.
+// When it fails, nothing is left and the command did not run.
+func Run(ctx context.Context, order Order, command Command, complete func(*Order) error) (_ Ended, err error) {
 	// Init dies with the thread that started it.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -94,6 +95,10 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 	runtime.KeepAlive(command.Streams)
 	cu.Add(func() { s.Kill(); s.reap() })
 	monitor.Trace("init started")
+	if err := complete(&s.order); err != nil {
+		return Ended{}, err
+	}
+	monitor.Trace("planned")
 	if s.order.IDs.Kind == Leased && s.order.Upper.Directory != "" {
 		if s.upper, err = s.order.Upper.open(); err != nil {
 			return Ended{}, err
@@ -115,7 +120,7 @@ func Run(ctx context.Context, order Order, command Command) (_ Ended, err error)
 			return Ended{}, err
 		}
 	}
-	if err := s.send(plan.SetUp, order.Plan, trees); err != nil {
+	if err := s.send(plan.SetUp, s.order.Plan, trees); err != nil {
 		return Ended{}, s.explain(err)
 	}
 	monitor.Trace("plan sent")
