@@ -113,7 +113,7 @@ var faultCases = []testCase{
 				t.Errorf("%+v", status)
 			}
 		}
-		eventually(t, 2*time.Second, func() error {
+		eventually(t, 2*time.Second*slower, func() error {
 			if alive(init) {
 				return errors.New("init lives without its monitor")
 			}

@@ -169,7 +169,7 @@ var lifeCases = []testCase{
 		id := s.ID()
 		_ = s.Close() // nobody but the monitor is there to keep it
 		d := h.Reopen(t)
-		eventually(t, time.Until(deadline)+2*time.Second, func() error {
+		eventually(t, time.Until(deadline)+2*time.Second*slower, func() error {
 			again, err := d.Open(testContext(t), id)
 			if err == nil {
 				_ = again.Close()

@@ -239,7 +239,7 @@ func runAsUser(t *testing.T, owner int) {
 		t.Fatal(err)
 	}
 	defer self.Close()
-	args := []string{"-test.run=^(TestDriver|TestSpares.*)$", "-test.timeout=5m"}
+	args := []string{"-test.run=^(TestDriver|TestSpares.*)$", "-test.timeout=15m"}
 	if testing.Verbose() {
 		args = append(args, "-test.v")
 	}
