@@ -1,0 +1,182 @@
+// Package link makes the only link of a sandbox: a TUN device whose other end is a
+// descriptor, which a userspace TCP/IP stack outside reads and writes.
+//
+// It is linked into the first process of every sandbox, so it imports raw system calls
+// only; its errors are those of the kernel.
+package link
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Name is the link's name inside.
+const Name = "eth0"
+
+// HeaderLen is the length of the struct virtio_net_hdr (linux/virtio_net.h) before each
+// packet on the descriptor.
+const HeaderLen = 10
+
+// Config is how a link looks from inside.
+type Config struct {
+	Address [4]byte // the sandbox's own
+	Prefix  uint8   // length of the link's network
+	Gateway [4]byte // next hop of everything else, in that network
+	MTU     uint32
+}
+
+// Default is the network of every sandbox: the numbers that QEMU's user network made
+// known. Each sandbox has a stack of its own, so all can have the same.
+//
+// A packet may be as long as IPv4 allows: no datagram is ever fragmented then, and a
+// large segment costs one system call on each side.
+var Default = Config{Address: [4]byte{10, 0, 2, 15}, Prefix: 24, Gateway: [4]byte{10, 0, 2, 2}, MTU: 65520}
+
+// An Error is a step of making a link that the kernel refused.
+type Error struct {
+	Step string
+	Err  syscall.Errno
+}
+
+func (e *Error) Error() string { return e.Step + ": " + e.Err.Error() }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Make makes the link in the network namespace of the calling thread, up and with a
+// default route, and returns the descriptor of its other end: non-blocking, closed on
+// exec, one packet with its virtio_net_hdr per read and write. The caller needs
+// CAP_NET_ADMIN in the namespace and /dev/net/tun. Errors are of type *Error.
+//
+// The device is persistent and goes with its namespace, because taking a TUN device away
+// takes the kernel 15 ms, for which the last close of the descriptor would wait. The
+// descriptor keeps the namespace: who holds it closes it when the sandbox has ended.
+// While nobody has it open, the device has no carrier and drops what is sent.
+func Make(c Config) (int, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, failed("open /dev/net/tun", err)
+	}
+	index, err := attach(fd)
+	if err == nil {
+		err = configure(index, c)
+	}
+	if err != nil {
+		// What could not be set up goes with its descriptor.
+		_ = unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 0)
+		_ = unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// attach makes the device on fd and returns its index.
+func attach(fd int) (uint32, error) {
+	ifreq, err := unix.NewIfreq(Name)
+	if err != nil {
+		return 0, failed("name the link", err)
+	}
+	ifreq.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifreq); err != nil {
+		return 0, failed("make the link", err)
+	}
+	// Checksums and the cutting of TCP into segments are left to the reader, who needs
+	// neither: the packets never were on a wire.
+	if err := unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, unix.TUN_F_CSUM|unix.TUN_F_TSO4); err != nil {
+		return 0, failed("offload segmentation", err)
+	}
+	if err := unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1); err != nil {
+		return 0, failed("keep the link", err)
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, failed("open a socket", err)
+	}
+	defer unix.Close(s)
+	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, ifreq); err != nil {
+		return 0, failed("find the link", err)
+	}
+	return ifreq.Uint32(), nil
+}
+
+// configure brings the device up with its address and route: three requests of rtnetlink(7)
+// in one message, which the kernel answers before send returns.
+func configure(index uint32, c Config) error {
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return failed("open a netlink socket", err)
+	}
+	defer unix.Close(s)
+
+	// No link-local IPv6 address (IN6_ADDR_GEN_MODE_NONE): IPv4 is all that goes out.
+	ipv6 := attribute(nil, unix.IFLA_INET6_ADDR_GEN_MODE, []byte{1})
+	body := link(unix.IfInfomsg{Index: int32(index), Flags: unix.IFF_UP, Change: unix.IFF_UP})
+	body = attribute(body, unix.IFLA_MTU, binary.NativeEndian.AppendUint32(nil, c.MTU))
+	up := request(1, unix.RTM_NEWLINK, 0, body)
+	gen := request(0, unix.RTM_NEWLINK, 0, attribute(link(unix.IfInfomsg{Index: int32(index)}), unix.IFLA_AF_SPEC, attribute(nil, unix.AF_INET6, ipv6)))
+
+	body = address(unix.IfAddrmsg{Family: unix.AF_INET, Prefixlen: c.Prefix, Index: index})
+	body = attribute(body, unix.IFA_LOCAL, c.Address[:])
+	body = attribute(body, unix.IFA_ADDRESS, c.Address[:])
+	own := request(2, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+
+	body = route(unix.RtMsg{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BOOT, Type: unix.RTN_UNICAST})
+	body = attribute(body, unix.RTA_GATEWAY, c.Gateway[:])
+	body = attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
+	out := request(3, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+
+	steps := [...]string{"turn IPv6 off on the link", "bring the link up", "give the link its address", "set the default route"}
+	message := append(append(append(gen, up...), own...), out...)
+	if err := unix.Sendto(s, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+		return failed("ask the kernel for the link", err)
+	}
+	// Each request is answered by a struct nlmsgerr after a struct nlmsghdr.
+	var answer [256]byte
+	for step := range steps {
+		n, err := unix.Read(s, answer[:])
+		if err != nil {
+			return failed(steps[step], err)
+		}
+		if n < unix.NLMSG_HDRLEN+4 || binary.NativeEndian.Uint16(answer[4:]) != unix.NLMSG_ERROR {
+			return failed(steps[step], unix.EBADMSG)
+		}
+		errno := syscall.Errno(-int32(binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:])))
+		// A kernel without IPv6 has nothing to turn off.
+		if errno != 0 && (step != 0 || errno != unix.EAFNOSUPPORT) {
+			return failed(steps[step], errno)
+		}
+	}
+	return nil
+}
+
+// request puts a struct nlmsghdr before a body.
+func request(sequence uint32, kind, flags uint16, body []byte) []byte {
+	b := binary.NativeEndian.AppendUint32(nil, uint32(unix.NLMSG_HDRLEN+len(body)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|unix.NLM_F_ACK|flags)
+	b = binary.NativeEndian.AppendUint32(b, sequence)
+	b = binary.NativeEndian.AppendUint32(b, 0)
+	return append(b, body...)
+}
+
+// attribute appends a struct rtattr, padded to four bytes.
+func attribute(b []byte, kind uint16, value []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+len(value)))
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = append(b, value...)
+	for len(b)%4 != 0 {
+		b = append(b, 0)
+	}
+	return b
+}
+
+func link(m unix.IfInfomsg) []byte    { return (*[unix.SizeofIfInfomsg]byte)(unsafe.Pointer(&m))[:] }
+func address(m unix.IfAddrmsg) []byte { return (*[unix.SizeofIfAddrmsg]byte)(unsafe.Pointer(&m))[:] }
+func route(m unix.RtMsg) []byte       { return (*[unix.SizeofRtMsg]byte)(unsafe.Pointer(&m))[:] }
+
+func failed(step string, err error) error {
+	errno, _ := err.(syscall.Errno)
+	return &Error{Step: step, Err: errno}
+}
