@@ -225,7 +225,7 @@ func (s *Session) Apply(ctx context.Context, paths ...string) (outcomes []Outcom
 		if err != nil {
 			return err
 		}
-		request := apply.Request{Dir: session.Dir(), Upper: upper, Project: project, Started: session.Created, Changes: list, Paths: paths}
+		request := apply.Request{Dir: session.Dir(), Upper: upper, Project: project, Started: session.Created, Recorded: session.Used(), Changes: list, Paths: paths}
 		if base, err := session.Base(); err == nil {
 			defer base.Close()
 			request.Base = base

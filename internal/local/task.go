@@ -151,6 +151,8 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 					_ = s.Remove(context.WithoutCancel(ctx))
 				}
 			})
+		} else if _, err := Settle(ctx, s); err != nil {
+			return nil, err
 		} else if err := s.Reuse(ctx); err != nil {
 			return nil, err
 		}

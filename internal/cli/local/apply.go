@@ -11,6 +11,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/local"
 	"github.com/berm-sandbox/berm/internal/local/apply"
 	"github.com/berm-sandbox/berm/internal/local/change"
 	"github.com/berm-sandbox/berm/internal/terminal"
@@ -72,7 +73,7 @@ func (f *applyFlags) run(cmd *cobra.Command, args []string) error {
 		return err
 	}
 	request := apply.Request{
-		Dir: w.session.Dir(), Upper: w.upper, Project: w.project, Started: w.session.Created,
+		Dir: w.session.Dir(), Upper: w.upper, Project: w.project, Started: w.session.Created, Recorded: w.session.Used(),
 		Changes: changes, Paths: paths, Consent: f.flagged,
 	}
 	if base, err := w.session.Base(); err == nil {
@@ -127,7 +128,7 @@ func (f *applyFlags) recover(ctx context.Context, cmd *cobra.Command, w *work) e
 	if f.dryRun {
 		return nil
 	}
-	results, err := apply.Recover(ctx, w.session.Dir(), w.upper, w.project)
+	results, err := local.Settle(ctx, w.session)
 	if err != nil || results == nil {
 		return err
 	}

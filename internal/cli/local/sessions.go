@@ -1,6 +1,7 @@
 package local
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/local"
 	"github.com/berm-sandbox/berm/internal/local/apply"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/terminal"
@@ -138,7 +140,7 @@ func newDiscardCommand() *cobra.Command {
 		}
 		var errs []error
 		for _, name := range args {
-			if err := store.Remove(cmd.Context(), name); err != nil {
+			if err := discard(cmd.Context(), store, name); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -149,6 +151,19 @@ func newDiscardCommand() *cobra.Command {
 		return errors.Join(errs...)
 	}
 	return cmd
+}
+
+// discard gives a session up. What an apply that was stopped left in the project goes with it.
+func discard(ctx context.Context, store *session.Store, name string) error {
+	s, err := store.Get(name)
+	if err != nil || s.Broken != nil || s.Lock() != nil {
+		return store.Remove(ctx, name) // which says why it cannot
+	}
+	defer s.Unlock()
+	if _, err := local.Settle(ctx, s); err != nil && berm.KindOf(err) != berm.NotFound { // the project may be gone
+		return err
+	}
+	return s.Remove(ctx)
 }
 
 func newUndoCommand() *cobra.Command {
@@ -180,6 +195,11 @@ was there before is a checkpoint itself: undo can be undone.`,
 			return err
 		}
 		defer w.close()
+		if !list {
+			if _, err := local.Settle(cmd.Context(), w.session); err != nil {
+				return err
+			}
+		}
 		checkpoints, err := w.session.Checkpoints()
 		if err != nil {
 			return err

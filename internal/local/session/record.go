@@ -258,6 +258,15 @@ func (r *recorder) file(dir int, name, full string, st *unix.Stat_t, inGit bool)
 	case r.isLate(st.Ctim):
 		r.add(full, tagUnknown, apply.Stamp{}, "", nil)
 		return
+	case inGit && name == "index" && st.Mode&unix.S_IFMT == unix.S_IFREG && st.Size <= maxContent:
+		// git writes it anew to refresh what it knows of files: apply has to see that nothing
+		// else became different.
+		if content, ok := readFile(dir, name, st, false); ok {
+			r.add(full, tagContent, apply.StampOf(st), "", content)
+			return
+		}
+		r.add(full, tagPlain, apply.StampOf(st), "", nil)
+		return
 	case st.Mode&unix.S_IFMT != unix.S_IFREG || inGit:
 		r.add(full, tagPlain, apply.StampOf(st), "", nil)
 		return
@@ -268,7 +277,7 @@ func (r *recorder) file(dir int, name, full string, st *unix.Stat_t, inGit bool)
 		return
 	}
 	if st.Size <= maxContent && r.copies < maxCopies && r.copied+st.Size <= maxContents && (tracked || !isGenerated(full)) {
-		if content, ok := readText(dir, name, st); ok {
+		if content, ok := readFile(dir, name, st, true); ok {
 			r.copies++
 			r.copied += st.Size
 			r.add(full, tagContent, apply.StampOf(st), "", content)
@@ -287,9 +296,9 @@ func isGenerated(name string) bool {
 	return false
 }
 
-// readText reads a file if it is text, in the sense of git: without a zero byte near the
-// beginning. It says false when the file is no more the one that st is of.
-func readText(dir int, name string, st *unix.Stat_t) ([]byte, bool) {
+// readFile reads a file, or only if it is text, in the sense of git: without a zero byte
+// near the beginning. It says false when the file is no more the one that st is of.
+func readFile(dir int, name string, st *unix.Stat_t, text bool) ([]byte, bool) {
 	fd, err := unix.Openat(dir, name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
 	if err != nil {
 		return nil, false
@@ -299,7 +308,7 @@ func readText(dir int, name string, st *unix.Stat_t) ([]byte, bool) {
 	content := make([]byte, st.Size)
 	const near = 8000
 	head := content[:min(len(content), near)]
-	if _, err := io.ReadFull(f, head); err != nil || bytes.IndexByte(head, 0) >= 0 {
+	if _, err := io.ReadFull(f, head); err != nil || text && bytes.IndexByte(head, 0) >= 0 {
 		return nil, false
 	}
 	if _, err := io.ReadFull(f, content[len(head):]); err != nil {
