@@ -345,7 +345,7 @@ func (s *SetUp) landlock(c Config) error {
 	s.policy.Landlock = fmt.Sprintf("ABI %d: no making of device nodes, no change of mounts, no tracing of processes outside", abi)
 	if abi >= 5 { // Linux 6.10
 		step.Flags |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-		step.Source = "/dev/pts /dev/" + strings.Join(devices, " /dev/")
+		step.Source = "/dev/pts " + strings.Join(s.policy.Devices, " ")
 		s.policy.Landlock += ", no ioctl on other devices than those listed"
 	}
 	if c.HostNetwork {
