@@ -27,7 +27,9 @@ type Probe struct {
 	Kind      string // "sh" or "py"
 	Expect    string // D denied, V virtual, L limited, with the words that follow
 	Timeout   time.Duration
-	Users     []string         // users inside that run it
+	Users     []string         // users inside that run it; in local mode, those who run berm
+	Where     []string         // "server" and "local"
+	Limit     string           // what must be limited for it: "memory", or nothing
 	Escaped   []*regexp.Regexp // any match is an escape
 	Safe      []*regexp.Regexp // each must match, else the outcome is unknown
 	Abuse     bool             // uses up what it can until it is killed
@@ -69,7 +71,8 @@ func Load() ([]Probe, error) {
 
 // parse reads one file: "# name: value" lines, then the script.
 func parse(name, text string) (Probe, error) {
-	probe := Probe{Kind: strings.TrimPrefix(path.Ext(name), "."), Users: []string{"user", "root"}, Script: text}
+	probe := Probe{Kind: strings.TrimPrefix(path.Ext(name), "."), Users: []string{"user", "root"}, Where: []string{"server", "local"}}
+	_, probe.Script, _ = strings.Cut(text, "\n\n")
 	for line := range strings.Lines(text) {
 		field, ok := strings.CutPrefix(line, "# ")
 		if !ok {
@@ -94,6 +97,10 @@ func parse(name, text string) (Probe, error) {
 			probe.Timeout = time.Duration(seconds) * time.Second
 		case "users":
 			probe.Users = strings.Fields(value)
+		case "where":
+			probe.Where = strings.Fields(value)
+		case "limit":
+			probe.Limit = value
 		case "escaped", "safe":
 			re, err := regexp.Compile("(?m)" + value)
 			if err != nil {

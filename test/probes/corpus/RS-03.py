@@ -2,6 +2,7 @@
 # title: memory bomb
 # expect: L ended for memory in its own group
 # timeout: 15
+# limit: memory
 # abuse: yes
 
 blocks = []

@@ -2,6 +2,7 @@
 # title: fill the memory file systems
 # expect: L sizes and the memory limit
 # timeout: 20
+# limit: memory
 # abuse: yes
 # users: root
 

@@ -2,6 +2,7 @@
 # title: fill the disk
 # expect: L no space left, for this sandbox only
 # timeout: 45
+# where: server
 # abuse: yes
 # users: root
 # safe: (No space left|Disk quota|ENOSPC|File too large)

@@ -2,6 +2,7 @@
 # title: use up the inodes
 # expect: L an inode limit, or the memory limit
 # timeout: 40
+# where: server
 # abuse: yes
 # users: root
 

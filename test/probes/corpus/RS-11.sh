@@ -2,6 +2,7 @@
 # title: spin on every core
 # expect: L the cpu limit; the neighbour still answers
 # timeout: 8
+# where: server
 # abuse: yes
 # users: root
 

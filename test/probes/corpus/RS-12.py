@@ -2,6 +2,7 @@
 # title: memory of pipes and sockets
 # expect: L counted as the sandbox's memory, or bounded for each user
 # timeout: 12
+# limit: memory
 # abuse: yes
 
 import fcntl
