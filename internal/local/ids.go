@@ -78,23 +78,41 @@ func effective() uint64 {
 // blocked explains why no sandbox could be made, when the reason is that the kernel lets
 // this process make no user namespaces, or gives it no rights in them.
 func blocked(err error) error {
-	cause := ""
+	var refusal *launch.Refusal
+	if !errors.As(err, &refusal) {
+		return err
+	}
+	cause, hint := "", ""
+	inside := !strings.HasPrefix(refusal.Step, "start ")
 	switch {
-	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EUSERS):
-		cause = "no more user namespaces are allowed here: see user.max_user_namespaces, and namespaces in namespaces end at 32"
+	case inside && strings.HasPrefix(refusal.Step, "clone ") && refusal.Errno == unix.EACCES:
+		return berm.Errorf(berm.Denied, "%w", err).WithHint("give yourself access to that directory")
+	case inside && refusal.Errno != unix.EPERM && refusal.Errno != unix.EACCES:
+		return err
+	case refusal.Step == "mount r/proc":
+		cause = "parts of /proc are covered here, as container engines do it, and then the kernel refuses a new one"
+		hint = "give the container an uncovered /proc (docker run --security-opt systempaths=unconfined), or use --allow-weaker: Landlock and seccomp alone"
+	case apparmor():
+		cause = "AppArmor forbids user namespaces to programs without a profile (sysctl kernel.apparmor_restrict_unprivileged_userns=1)"
+	case inside:
+		cause = "user namespaces give no rights here: a security module such as AppArmor, or a seccomp filter, takes them"
+	case refusal.Errno == unix.ENOSPC || refusal.Errno == unix.EUSERS:
+		cause = "no more namespaces are allowed here: see the sysctls user.max_*_namespaces, and user namespaces in each other end at 32"
 	case isZero("/proc/sys/user/max_user_namespaces"):
 		cause = "sysctl user.max_user_namespaces=0 forbids user namespaces"
 	case isZero("/proc/sys/kernel/unprivileged_userns_clone") && os.Geteuid() != 0:
 		cause = "sysctl kernel.unprivileged_userns_clone=0 forbids user namespaces to ordinary users"
-	case apparmor():
-		cause = "AppArmor forbids user namespaces to programs without a profile (sysctl kernel.apparmor_restrict_unprivileged_userns=1)"
-	case errors.Is(err, unix.EPERM) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOSYS):
-		cause = "this process may not make user namespaces: a container without that right, or a seccomp filter, holds it"
+	case os.Geteuid() == 0 && effective()&(1<<unix.CAP_SETFCAP) == 0:
+		cause = "root without the capability CAP_SETFCAP may not take itself into a user namespace"
+	case refusal.Errno == unix.EINVAL:
+		cause = "the kernel lacks namespaces"
 	default:
-		return err
+		cause = "this process may not make user namespaces: a container without that right, or a seccomp filter, holds it"
 	}
-	return berm.Errorf(berm.Unsupported, "%s (%w)", cause, err).
-		WithHint("`berm doctor` tells what is missing; --allow-weaker runs the command under Landlock and seccomp alone")
+	if hint == "" {
+		hint = "`berm doctor` tells what is missing; --allow-weaker runs the command under Landlock and seccomp alone"
+	}
+	return berm.Errorf(berm.Unsupported, "%s (%w)", cause, err).WithHint("%s", hint)
 }
 
 func apparmor() bool {

@@ -110,30 +110,40 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 		defer claims.Close()
 		ids = leased
 	}
+	var unready error // what the host had nothing to do with
 	order := launch.Order{ID: r.ID, IDs: ids, Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost}
 	ended, err := launch.Run(ctx, order, launch.Command{
 		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started,
 	}, func(o *launch.Order) error {
-		if r.Session != nil {
-			s, err := r.Session()
-			if err != nil {
-				return err
-			}
-			o.Upper.Directory = s.Dir()
-		}
-		w, err := r.plan(ids, o.Upper)
-		if err != nil {
-			return err
-		}
-		o.Plan, o.Trees = plan.Encode(w.Steps), w.Trees
-		return nil
+		unready = r.complete(o)
+		return unready
 	})
-	if err != nil {
+	switch {
+	case unready != nil:
+		return Outcome{}, unready
+	case err != nil:
 		return Outcome{}, blocked(err)
 	}
 	o := outcome(ended, r.Grant)
 	o.Duration = time.Since(began)
 	return o, nil
+}
+
+// complete adds to an order what init is to do.
+func (r *Request) complete(o *launch.Order) error {
+	if r.Session != nil {
+		s, err := r.Session()
+		if err != nil {
+			return err
+		}
+		o.Upper.Directory = s.Dir()
+	}
+	w, err := r.plan(o.IDs, o.Upper)
+	if err != nil {
+		return err
+	}
+	o.Plan, o.Trees = plan.Encode(w.Steps), w.Trees
+	return nil
 }
 
 // limits are those that a control group has to keep. An ordinary user's processes are

@@ -32,6 +32,9 @@ type Command struct {
 	Timeout time.Duration
 	// Signals are passed on to the command.
 	Signals <-chan os.Signal
+	// Link gets the other end of the sandbox's link, if the order has one. It is valid as
+	// long as the sandbox lives.
+	Link func(*os.File)
 	// Started is called once, when the command is executed; nil is nothing.
 	Started func()
 }
@@ -90,7 +93,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 	})
 	theirs.Close()
 	if err != nil {
-		return Ended{}, err
+		return Ended{}, refused("start init in new namespaces", err)
 	}
 	runtime.KeepAlive(command.Streams)
 	cu.Add(func() { s.Kill(); s.reap() })
@@ -120,6 +123,12 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 			return Ended{}, err
 		}
 	}
+	if err := s.makeLink(); err != nil {
+		return Ended{}, err
+	}
+	if s.link != nil {
+		command.Link(s.link)
+	}
 	if err := s.send(plan.SetUp, s.order.Plan, trees); err != nil {
 		return Ended{}, s.explain(err)
 	}
@@ -129,7 +138,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 	}
 
 	stop := s.keep(ctx, command)
-	ended := s.follow(command.Started)
+	ended := s.follow(command)
 	status := s.reap()
 	monitor.Trace("init reaped")
 	ended.Reason = stop()
@@ -149,7 +158,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 		if ended.Detail == "" {
 			ended.Detail = "init ended: " + describe(status)
 		}
-		return Ended{}, berm.Errorf(berm.Internal, "set up the sandbox: %s", ended.Detail)
+		return Ended{}, reported(ended.Detail)
 	}
 	if ended.Reason == "" {
 		ended.Reason = berm.ReasonExit
@@ -160,6 +169,41 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 		ended.Status = status
 	}
 	return ended.Ended, nil
+}
+
+// Refusal is the kernel's answer to who may not have namespaces, or has no rights in them.
+type Refusal struct {
+	Step  string // what was refused
+	Errno unix.Errno
+}
+
+func (r *Refusal) Error() string { return r.Step + ": " + r.Errno.Error() }
+
+// Unwrap returns the error number.
+func (r *Refusal) Unwrap() error { return r.Errno }
+
+// refused makes a Refusal of err if it is one.
+func refused(step string, err error) error {
+	for _, errno := range refusals {
+		if errors.Is(err, errno) {
+			return berm.Errorf(berm.Internal, "%w", &Refusal{step, errno})
+		}
+	}
+	return err
+}
+
+// refusals are the error numbers of a Refusal.
+var refusals = [...]unix.Errno{unix.EPERM, unix.EACCES, unix.ENOSYS, unix.ENOSPC, unix.EUSERS, unix.EINVAL}
+
+// reported makes an error of the step that init could not do. Its text ends with that of
+// the error number.
+func reported(detail string) error {
+	for _, errno := range refusals {
+		if step, ok := strings.CutSuffix(detail, ": "+errno.Error()); ok {
+			return berm.Errorf(berm.Internal, "set up the sandbox: %w", &Refusal{step, errno})
+		}
+	}
+	return berm.Errorf(berm.Internal, "set up the sandbox: %s", detail)
 }
 
 // runPrefix begins the names of control groups of runs.
@@ -285,23 +329,22 @@ type told struct {
 }
 
 // follow takes what init reports until it ends.
-func (s *Sandbox) follow(started func()) (t told) {
+func (s *Sandbox) follow(command Command) (t told) {
 	message := make([]byte, 4096)
 	for {
-		// Without the poller of the Go runtime, which would wake another thread for each
-		// message and this one again: that takes longer than init does.
-		n, err := unix.Read(int(s.control.Fd()), message)
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
+		n, link, err := s.receive(message)
 		if n <= 0 || err != nil {
 			return t
+		}
+		if link != nil && s.link == nil {
+			s.link = link
+			command.Link(link)
 		}
 		body := message[1:n]
 		switch message[0] {
 		case plan.Started:
-			if !t.Started && started != nil {
-				started()
+			if !t.Started && command.Started != nil {
+				command.Started()
 			}
 			t.Started = true
 			monitor.Trace("command started")
