@@ -181,6 +181,9 @@ type Spec struct {
 	// Setuid lets set-uid programs (sudo) gain rights inside. uid 0 inside is an
 	// unprivileged host id all the same. False sets no_new_privs.
 	Setuid     bool        `json:"setuid"`
+	// Link gives the sandbox a link, whose other end is Sandbox.Link: nothing gets through
+	// it but by whoever has that.
+	Link       bool        `json:"link,omitempty"`
 	Deadline   time.Time   `json:"deadline"` // zero: none
 	OnDeadline OnDeadline  `json:"onDeadline"`
 	Guest      GuestConfig `json:"guest"`

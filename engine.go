@@ -3,6 +3,7 @@ package berm
 import (
 	"context"
 	"net"
+	"os"
 	"time"
 )
 
@@ -73,6 +74,11 @@ type Sandbox interface {
 
 	// Policy is the whole effective policy, as `berm inspect` prints it.
 	Policy(ctx context.Context) (Policy, error)
+
+	// Link returns the other end of the sandbox's link: a descriptor to read the sandbox's
+	// IP packets from and to write packets for it to, for the caller to close. One at a time
+	// may read it. Unsupported when the spec asked for none. See package link.
+	Link(ctx context.Context) (*os.File, error)
 
 	// Events streams every later change of status, the last one with Exit set when
 	// the sandbox dies; then the channel is closed. It is also closed when ctx ends

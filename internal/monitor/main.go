@@ -16,6 +16,7 @@ import (
 const (
 	SocketFile = "monitor.sock" // the protocol
 	AgentFile  = "agent.sock"   // byte streams to ports inside
+	LinkFile   = "link.sock"    // hands the other end of the sandbox's link to whoever connects
 	ExitFile   = "exit.json"    // how the sandbox ended
 )
 

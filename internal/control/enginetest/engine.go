@@ -9,6 +9,7 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -340,6 +341,10 @@ func (h *handle) Policy(context.Context) (policy berm.Policy, err error) {
 		return nil
 	})
 	return policy, err
+}
+
+func (h *handle) Link(context.Context) (*os.File, error) {
+	return nil, berm.Errorf(berm.Unsupported, "no link")
 }
 
 func (h *handle) Events(ctx context.Context) (<-chan berm.Status, error) {

@@ -28,6 +28,7 @@ const (
 	Processes   Feature = "processes"    // monitor, init and agent are processes that a test can kill
 	Users       Feature = "users"        // more than one user id inside
 	Kernel      Feature = "kernel"       // programs inside call the host's kernel
+	Link        Feature = "link"         // a link to a network service outside
 )
 
 // Harness is one driver under test.
@@ -59,7 +60,7 @@ type testCase struct {
 
 // Run runs every case over a fresh harness.
 func Run(t *testing.T, fresh func(t *testing.T) Harness) {
-	for _, group := range [][]testCase{lifeCases, limitCases, wallCases, faultCases} {
+	for _, group := range [][]testCase{lifeCases, limitCases, wallCases, linkCases, faultCases} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				if c.slow && os.Getenv("BERM_TEST_ALL") == "" {

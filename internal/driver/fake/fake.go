@@ -361,6 +361,14 @@ func (s *sandbox) Usage(context.Context) (berm.Usage, error) {
 
 func (s *sandbox) Policy(context.Context) (berm.Policy, error) { return s.i.policy(), s.gone() }
 
+// Link fails: a fake has no network.
+func (s *sandbox) Link(context.Context) (*os.File, error) {
+	if err := s.gone(); err != nil {
+		return nil, err
+	}
+	return nil, berm.Errorf(berm.Unsupported, "a fake sandbox has no link")
+}
+
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
 	if err := s.gone(); err != nil {
 		return nil, err

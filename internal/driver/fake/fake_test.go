@@ -20,7 +20,7 @@ func TestDriver(t *testing.T) {
 			},
 			Missing: map[drivertest.Feature]string{
 				drivertest.Exec: why, drivertest.Ports: why, drivertest.MemoryLimit: why, drivertest.PIDLimit: why,
-				drivertest.CPULimit: why, drivertest.DiskLimit: why, drivertest.Processes: why, drivertest.Users: why, drivertest.Kernel: why,
+				drivertest.CPULimit: why, drivertest.DiskLimit: why, drivertest.Processes: why, drivertest.Users: why, drivertest.Kernel: why, drivertest.Link: why,
 			},
 		}
 	})

@@ -400,7 +400,7 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	set, err := wall.Plan(wall.Config{
 		IDs: d.host.ids(spec), Limits: spec.Limits, Profile: spec.Profile, Hostname: spec.Hostname, Setuid: spec.Setuid,
 		Capabilities: capability.Inside,
-		Root:         wall.Layers{Layers: spec.Layers, Upper: upper}, Cgroup: d.groups.String(), Degraded: slices.Concat(d.host.degraded, spec.Degraded),
+		Root:         wall.Layers{Layers: spec.Layers, Upper: upper}, Link: spec.Link, Cgroup: d.groups.String(), Degraded: slices.Concat(d.host.degraded, spec.Degraded),
 	})
 	if err != nil {
 		return launch.Order{}, err
@@ -415,7 +415,7 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	}
 	order := launch.Order{
 		ID: spec.ID, Directory: d.path(spec.ID), Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
-		Plan: plan.Encode(set.Steps), Policy: policy, IDs: d.host.ids(spec), Trees: set.Trees, Upper: upper, CgroupParent: d.config.CgroupParent,
+		Plan: plan.Encode(set.Steps), Policy: policy, IDs: d.host.ids(spec), Link: spec.Link, Trees: set.Trees, Upper: upper, CgroupParent: d.config.CgroupParent,
 	}
 	if d.host.kind == launch.Leased {
 		order.Claims = d.config.Claims

@@ -125,6 +125,9 @@ func harness(t *testing.T, root string) drivertest.Harness {
 		if h.Missing[drivertest.PIDLimit] != "" {
 			limits.PIDs = 0
 		}
+		if err := feature.TUN.Check(t.Context()); err != nil {
+			h.Missing[drivertest.Link] = err.Error()
+		}
 		if d.host.kind == launch.Single {
 			h.Missing[drivertest.Users] = d.host.degraded[0]
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"io/fs"
 	"net"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -80,6 +81,34 @@ func (s *sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 		return nil, berm.Errorf(berm.Conflict, "sandbox %s is %s", s.id, status.State)
 	}
 	return s.connect(ctx, port)
+}
+
+// Link fetches the other end of the link from the monitor.
+func (s *sandbox) Link(ctx context.Context) (*os.File, error) {
+	conn, err := s.driver.dial(ctx, s.id, monitor.LinkFile)
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, err := s.client.Status(ctx); err != nil {
+			return nil, err
+		}
+		return nil, berm.Errorf(berm.Unsupported, "sandbox %s was made without a link", s.id)
+	} else if err != nil {
+		return nil, berm.Errorf(berm.NotFound, "the link of sandbox %s: %w", s.id, err)
+	}
+	defer conn.Close()
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	defer stop()
+	rights := make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
+	if err != nil {
+		return nil, berm.Errorf(berm.Unavailable, "fetch the link of sandbox %s: %w", s.id, err)
+	}
+	parts, err := unix.ParseSocketControlMessage(rights[:n])
+	if err == nil && len(parts) == 1 {
+		if fds, err := unix.ParseUnixRights(&parts[0]); err == nil && len(fds) == 1 {
+			return os.NewFile(uintptr(fds[0]), "link"), nil
+		}
+	}
+	return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s sent no link", s.id)
 }
 
 // connect opens a byte stream through the guest agent.

@@ -6,8 +6,9 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 )
 
 // Exit statuses of a command that could not be started, as shells have them.

@@ -13,8 +13,9 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 )
 
 // firstTree is where the descriptors of trees are while init executes itself again.

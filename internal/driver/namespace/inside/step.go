@@ -6,9 +6,11 @@ import (
 	"strings"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"github.com/berm-sandbox/berm/internal/kernel/capability"
-	"golang.org/x/sys/unix"
+	"github.com/berm-sandbox/berm/internal/network/link"
 )
 
 // The stage holds two things that masks are made of.
@@ -52,6 +54,8 @@ func do(s plan.Step, trees []int) error {
 		return unix.Sethostname([]byte(s.Data))
 	case plan.Loopback:
 		return loopback()
+	case plan.Link:
+		return makeLink()
 	case plan.Rlimit:
 		return rlimit(s)
 	case plan.Landlock:
@@ -245,6 +249,17 @@ func loopback() error {
 	}
 	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
+}
+
+// makeLink makes the only way out and gives its other end away.
+func makeLink() error {
+	fd, err := link.Make(link.Default)
+	if err != nil {
+		return err
+	}
+	err = unix.Sendmsg(plan.Control, []byte{plan.LinkMade}, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
+	_ = unix.Close(fd)
+	return err
 }
 
 // rlimit sets a limit. Where the hard limit in force is lower and may not be

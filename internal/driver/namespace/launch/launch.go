@@ -25,6 +25,8 @@ import (
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
 	"github.com/berm-sandbox/berm/internal/monitor"
+	"github.com/berm-sandbox/berm/internal/network/link"
+	"github.com/berm-sandbox/berm/internal/network/link/outside"
 )
 
 // Sandbox is a running sandbox as its monitor holds it. It is a monitor.Wall.
@@ -35,9 +37,12 @@ type Sandbox struct {
 	pid     int
 	control *os.File // socket to init
 	ready   *os.File // a byte for each agent that serves
-	upper   *os.File // root of the writable layer's mount; nil when init made it
-	group   *cgroup.Group
-	claim   *claim.File // nil when nothing is claimed
+	link    *os.File // the other end of the sandbox's link; nil when it has none
+
+	linkSocket *net.UnixListener
+	upper      *os.File // root of the writable layer's mount; nil when init made it
+	group      *cgroup.Group
+	claim      *claim.File // nil when nothing is claimed
 
 	mu       sync.Mutex
 	degraded []string
@@ -103,6 +108,9 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 			return nil, err
 		}
 	}
+	if err := s.makeLink(); err != nil {
+		return nil, err
+	}
 	fds := make([]*os.File, plan.FDCount, plan.FDCount+len(order.Trees)+1)
 	defer func() {
 		for _, f := range fds {
@@ -137,6 +145,11 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 		return nil, err
 	}
 	monitor.Trace("agent ready")
+	if order.Link {
+		if err := s.serveLink(); err != nil {
+			return nil, err
+		}
+	}
 	if err := failpoint.Hit("launch.ready"); err != nil {
 		return nil, err
 	}
@@ -502,12 +515,15 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 	defer close(ended)
 	message := make([]byte, 4096)
 	for {
-		n, err := s.control.Read(message)
+		n, link, err := s.receive(message)
 		if n == 0 || err != nil {
 			return
 		}
 		text := string(message[1:n])
 		s.mu.Lock()
+		if link != nil && s.link == nil {
+			s.link = link
+		}
 		switch message[0] {
 		case plan.Started:
 			monitor.Trace("agent started by init")
@@ -522,6 +538,83 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 		}
 		s.mu.Unlock()
 	}
+}
+
+// receive takes one message of init, and the descriptor that came with it, if one did.
+func (s *Sandbox) receive(message []byte) (n int, link *os.File, err error) {
+	raw, err := s.control.SyscallConn()
+	if err != nil {
+		return 0, nil, err
+	}
+	rights := make([]byte, unix.CmsgSpace(4))
+	var rightsLen int
+	var received error
+	err = raw.Read(func(fd uintptr) bool {
+		for {
+			n, rightsLen, _, _, received = unix.Recvmsg(int(fd), message, rights, unix.MSG_CMSG_CLOEXEC)
+			if received != unix.EINTR {
+				return received != unix.EAGAIN
+			}
+		}
+	})
+	if err = errors.Join(err, received); err != nil {
+		return 0, nil, err
+	}
+	if parts, err := unix.ParseSocketControlMessage(rights[:rightsLen]); err == nil && len(parts) == 1 {
+		if fds, err := unix.ParseUnixRights(&parts[0]); err == nil && len(fds) == 1 {
+			link = os.NewFile(uintptr(fds[0]), "link")
+		}
+	}
+	return n, link, nil
+}
+
+// makeLink makes the link of a sandbox of root, whose init may not.
+func (s *Sandbox) makeLink() error {
+	if !s.order.Link || s.order.IDs.Kind != Leased {
+		return nil
+	}
+	namespace, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/net")
+	if err != nil {
+		return s.explain(err)
+	}
+	defer namespace.Close()
+	fd, err := outside.Make(int(namespace.Fd()), link.Default)
+	if err != nil {
+		return err
+	}
+	s.link = os.NewFile(uintptr(fd), "link")
+	return nil
+}
+
+// serveLink hands the other end of the link to whoever connects to a socket in the current
+// directory, again and again: the service that had it may have died.
+func (s *Sandbox) serveLink() error {
+	s.mu.Lock()
+	link := s.link
+	s.mu.Unlock()
+	if link == nil {
+		return berm.Errorf(berm.Internal, "init made no link")
+	}
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: monitor.LinkFile, Net: "unix"})
+	if err != nil {
+		return fault("listen for the network service", err)
+	}
+	s.linkSocket = listener
+	go func() {
+		for {
+			conn, err := listener.AcceptUnix()
+			if errors.Is(err, net.ErrClosed) {
+				return
+			}
+			if err != nil { // out of descriptors: for now
+				time.Sleep(50 * time.Millisecond)
+				continue
+			}
+			_, _, _ = conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(link.Fd())), nil)
+			conn.Close()
+		}
+	}()
+	return nil
 }
 
 // explain adds what init reported to an error.
@@ -643,10 +736,13 @@ func (s *Sandbox) reap() unix.WaitStatus {
 
 // close lets every descriptor go, and with them the mounts.
 func (s *Sandbox) close() {
-	for _, f := range []*os.File{s.control, s.ready, s.upper, s.pidfd} {
+	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.pidfd} {
 		if f != nil {
 			f.Close()
 		}
+	}
+	if s.linkSocket != nil {
+		s.linkSocket.Close()
 	}
 	if s.claim != nil {
 		_ = s.claim.Close()

@@ -3,9 +3,10 @@ package launch
 import (
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
 	"github.com/berm-sandbox/berm/internal/monitor"
-	"golang.org/x/sys/unix"
 )
 
 // imageOptions make a file system that is never used again cheap: nothing waits for

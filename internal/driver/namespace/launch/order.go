@@ -35,6 +35,8 @@ type Order struct {
 	// Trees are what the plan attaches, in order.
 	Trees []Tree `json:"trees"`
 	Upper Upper  `json:"upper"`
+	// Link gives the sandbox a link, whose other end the monitor keeps and hands on.
+	Link bool `json:"link,omitempty"`
 	// HostNetwork leaves the sandbox in the network namespace of its monitor.
 	HostNetwork bool `json:"hostNetwork,omitempty"`
 	// CgroupParent is where control groups are made; see cgroup.Config.

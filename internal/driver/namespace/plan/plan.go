@@ -54,6 +54,9 @@ const (
 	Hostname
 	// Loopback brings the interface lo up.
 	Loopback
+	// Link makes the sandbox's link and passes its other end to the monitor (LinkMade). Only
+	// the plan of an ordinary user has it: root's monitor makes the link itself.
+	Link
 	// Rlimit sets resource FD to the soft limit Flags and the hard limit Target in
 	// decimal. A limit that must not be raised is lowered to the hard limit in force.
 	Rlimit
@@ -72,7 +75,7 @@ const (
 	Capabilities
 )
 
-var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
+var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
 
 func (op Op) String() string {
 	if int(op) < len(names) {

@@ -48,4 +48,5 @@ const (
 	Failed    = 'f' // text: the step and what went wrong
 	AgentLost = 'a' // text: how the agent ended; init starts it again
 	Lowered   = 'l' // text: what the kernel did not grant
+	LinkMade  = 'n' // with one descriptor: the other end of the link
 )

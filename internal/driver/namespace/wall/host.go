@@ -152,7 +152,7 @@ func (h Host) finish(s *SetUp, c Config) {
 		s.add(plan.Step{Op: plan.Bind, Source: h.Console, Target: stageRoot + "/dev/console", Flags: unix.MS_NOSUID | unix.MS_NOEXEC})
 		s.policy.Devices = append(s.policy.Devices, "/dev/console")
 	}
-	for _, f := range identity(c.Hostname) {
+	for _, f := range identity(c) {
 		if c.HostNetwork && (f[0] == "hosts" || f[0] == "resolv.conf") {
 			continue // the host's are the right ones
 		}

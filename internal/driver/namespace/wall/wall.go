@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strconv"
@@ -21,6 +22,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/kernel/capability"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
+	"github.com/berm-sandbox/berm/internal/network/link"
 )
 
 // Names on the stage on which init puts the root together. They show up inside, in
@@ -91,8 +93,10 @@ type Config struct {
 	// HostNetwork: the sandbox is in the network namespace of the host. It reaches what the
 	// host reaches, but for abstract Unix sockets, which need Landlock ABI 6 to be closed.
 	HostNetwork bool
-	Cgroup      string   // the layout of control groups, for the policy
-	Degraded    []string // what the host could not give, for the policy
+	// Link: the sandbox has a link to a network service outside. See launch.Order.
+	Link     bool
+	Cgroup   string   // the layout of control groups, for the policy
+	Degraded []string // what the host could not give, for the policy
 }
 
 // Root is what the file system inside is made of.
@@ -174,6 +178,12 @@ func Plan(c Config) (*SetUp, error) {
 		s.policy.Namespaces = slices.DeleteFunc(s.policy.Namespaces, func(n string) bool { return n == "network" })
 	} else {
 		s.add(plan.Step{Op: plan.Loopback})
+	}
+	if c.Link {
+		s.policy.Network = "what the policy of the network service lets through"
+		if c.IDs.Kind != launch.Leased {
+			s.add(plan.Step{Op: plan.Link})
+		}
 	}
 	c.Root.finish(s, c)
 	for _, r := range rlimits {
@@ -269,13 +279,17 @@ func (s *SetUp) sys() {
 }
 
 // identity is what tells one machine from another, by the names of files in /etc.
-func identity(hostname string) [][2]string {
+func identity(c Config) [][2]string {
+	nameserver := "127.0.0.1"
+	if c.Link {
+		nameserver = netip.AddrFrom4(link.Default.Gateway).String()
+	}
 	id := make([]byte, 16)
 	rand.Read(id)
 	return [][2]string{
-		{"hostname", hostname + "\n"},
-		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
-		{"resolv.conf", "nameserver 127.0.0.1\noptions attempts:1 timeout:1\n"},
+		{"hostname", c.Hostname + "\n"},
+		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + c.Hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"resolv.conf", "nameserver " + nameserver + "\noptions attempts:1 timeout:5\n"},
 		{"machine-id", hex.EncodeToString(id) + "\n"},
 	}
 }

@@ -1,0 +1,48 @@
+package drivertest
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// linkCases look at the only way out of a sandbox.
+var linkCases = []testCase{
+	{name: "NoLinkUnlessAsked", run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		if f, err := s.Link(testContext(t)); berm.KindOf(err) != berm.Unsupported {
+			t.Errorf("a link without asking: %v, %v", f, err)
+		}
+	}},
+	{name: "Link", needs: []Feature{Link, Exec, Kernel}, run: func(t *testing.T, h Harness) {
+		s := create(t, h, func(spec *berm.Spec) { spec.Link = true })
+		if out := sh(t, s, "cat /proc/net/route | wc -l; cat /etc/resolv.conf; cat /proc/net/if_inet6"); !strings.HasPrefix(out, "3\nnameserver 10.0.2.2\n") || strings.Contains(out, "eth0") {
+			t.Errorf("routes, resolver and IPv6 addresses: %q", out)
+		}
+		// Every caller gets the same end: the service that had it may have died.
+		for range 2 {
+			f, err := s.Link(testContext(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// An address of documentation (RFC 5737): nothing but the reader of the link gets it.
+			sh(t, s, "timeout 1 nslookup canary.example 192.0.2.7 || true")
+			packet := make([]byte, 1<<16)
+			for end, found := time.Now().Add(5*time.Second), false; !found; {
+				if time.Now().After(end) {
+					t.Fatal("the packet did not arrive")
+				}
+				_ = f.SetReadDeadline(end)
+				n, err := f.Read(packet)
+				if err != nil {
+					t.Fatal(err)
+				}
+				found = bytes.Contains(packet[:n], []byte("canary"))
+			}
+			f.Close()
+		}
+	}},
+}
