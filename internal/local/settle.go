@@ -2,9 +2,7 @@ package local
 
 import (
 	"context"
-	"os"
 
-	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/local/apply"
 	"github.com/berm-sandbox/berm/internal/local/session"
 )
@@ -21,9 +19,9 @@ func Settle(ctx context.Context, s *session.Session) ([]apply.Result, error) {
 		return nil, err
 	}
 	defer upper.Close()
-	project, err := os.OpenRoot(s.Project)
+	project, err := s.OpenProject()
 	if err != nil {
-		return nil, berm.Errorf(berm.NotFound, "the project of session %s: %w", s.Name, err)
+		return nil, err
 	}
 	defer project.Close()
 	return apply.Recover(ctx, s.Dir(), upper, project)

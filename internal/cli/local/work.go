@@ -4,7 +4,6 @@ import (
 	"context"
 	"os"
 
-	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/local/change"
 	"github.com/berm-sandbox/berm/internal/local/session"
 )
@@ -44,9 +43,8 @@ func openWork(name string, lock bool) (_ *work, err error) {
 	if w.upper, err = s.OpenUpper(); err != nil {
 		return nil, err
 	}
-	if w.project, err = os.OpenRoot(s.Project); err != nil {
-		return nil, berm.Errorf(berm.NotFound, "the project of session %s: %w", s.Name, err).
-			WithHint("`berm discard -s %s` gives the session up", s.Name)
+	if w.project, err = s.OpenProject(); err != nil {
+		return nil, err
 	}
 	return w, nil
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"time"
 	"unicode/utf8"
 
@@ -89,6 +90,28 @@ func (s *Session) OpenUpper() (*os.Root, error) {
 	return root, nil
 }
 
+// OpenProject opens the project. There was no symbolic link on its path when the session was
+// made: one that is there now may be the work of a command that wrote a directory around the
+// project, so none is followed.
+func (s *Session) OpenProject() (*os.Root, error) {
+	fd, err := unix.Openat2(unix.AT_FDCWD, s.Project, &unix.OpenHow{
+		Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS,
+	})
+	if err == nil {
+		defer unix.Close(fd)
+		var root *os.Root
+		if root, err = os.OpenRoot("/proc/self/fd/" + strconv.Itoa(fd)); err == nil {
+			return root, nil
+		}
+	}
+	if errors.Is(err, unix.ELOOP) {
+		return nil, berm.Errorf(berm.Denied, "the project of session %s is %q, on whose path there is a symbolic link now", s.Name, s.Project).
+			WithHint("find out who put it there; move the project back, or give the session up with `berm discard %s`", s.Name)
+	}
+	return nil, berm.Errorf(berm.NotFound, "the project of session %s: open %q: %w", s.Name, s.Project, err).
+		WithHint("`berm discard %s` gives the session up", s.Name)
+}
+
 // Used returns when the session's last command began, or when the session was made.
 func (s *Session) Used() time.Time {
 	if len(s.Runs) > 0 {
@@ -121,9 +144,22 @@ func (s *Session) Changed() (bool, error) {
 	return true, nil
 }
 
-// makeLayer makes the two directories that the overlay of a project needs.
+// makeLayer makes the two directories that the overlay of a project needs. The error is
+// Unsupported when the file system cannot keep what overlayfs writes.
 func makeLayer(dir *os.File, project *unix.Stat_t) error {
 	fd := int(dir.Fd())
+	const hint = "set XDG_STATE_HOME to a directory on ext4, xfs, btrfs or tmpfs, or use --rw . or --ro ."
+	var fs unix.Statfs_t
+	if unix.Fstatfs(fd, &fs) == nil && fs.Type == unix.OVERLAYFS_SUPER_MAGIC {
+		return berm.Errorf(berm.Unsupported, "sessions cannot be kept on overlayfs, such as the root file system of a container").WithHint(hint)
+	}
+	// Without extended attributes overlayfs would work but for deleted directories that come
+	// again, which would fail in the middle of the command.
+	if err := unix.Fsetxattr(fd, "user.berm", nil, 0); errors.Is(err, unix.EOPNOTSUPP) {
+		return berm.Errorf(berm.Unsupported, "sessions cannot be kept on a file system without extended attributes").WithHint(hint)
+	} else if err != nil {
+		return err
+	}
 	if err := unix.Mkdirat(fd, workDir, 0o700); err != nil {
 		return err
 	}
