@@ -76,9 +76,14 @@ func effective() uint64 {
 }
 
 // blocked explains why no sandbox could be made, when the reason is that the kernel lets
-// this process make no user namespaces, or gives it no rights in them.
-func blocked(err error) error {
+// this process make no user namespaces, gives it no rights in them, or has a file system
+// that cannot take part.
+func blocked(err error, workspace string) error {
 	var refusal *launch.Refusal
+	if berm.KindOf(err) == berm.Unsupported && errors.Is(err, unix.EINVAL) {
+		return berm.Errorf(berm.Unsupported, "the project or the sessions lie where root's sandboxes cannot use them, such as the overlayfs of a container: %w", err).
+			WithHint("move the project, or the sessions with XDG_STATE_HOME, to ext4, xfs, btrfs or tmpfs; ordinary users need no mapping of ids")
+	}
 	if !errors.As(err, &refusal) {
 		return err
 	}
@@ -87,6 +92,9 @@ func blocked(err error) error {
 	switch {
 	case inside && strings.HasPrefix(refusal.Step, "clone ") && refusal.Errno == unix.EACCES:
 		return berm.Errorf(berm.Denied, "%w", err).WithHint("give yourself access to that directory")
+	case refusal.Step == "mount r"+workspace && refusal.Errno == unix.EINVAL:
+		return berm.Errorf(berm.Unsupported, "overlayfs does not take the file system of the project: %w", err).
+			WithHint("--rw . lets the command write into the project, --ro . only look at it")
 	case inside && refusal.Errno != unix.EPERM && refusal.Errno != unix.EACCES:
 		return err
 	case refusal.Step == "mount r/proc":

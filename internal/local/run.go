@@ -122,7 +122,7 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 	case unready != nil:
 		return Outcome{}, unready
 	case err != nil:
-		return Outcome{}, blocked(err)
+		return Outcome{}, blocked(err, r.Place.Workspace)
 	}
 	o := outcome(ended, r.Grant)
 	o.Duration = time.Since(began)

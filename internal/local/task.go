@@ -80,6 +80,9 @@ func Prepare(t *Task) (*Request, error) {
 		return nil, err
 	}
 	grant = preset.Narrow(grant, project, place)
+	if grant.Paths, err = withoutState(grant, place); err != nil {
+		return nil, err
+	}
 	if grant.Network == preset.NetworkHost {
 		grant.Notices = append(grant.Notices, "the sandbox has the host's network: it reaches whatever this machine reaches, its services on 127.0.0.1 too")
 	}

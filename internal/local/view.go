@@ -14,6 +14,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/wall"
 	"github.com/berm-sandbox/berm/internal/local/preset"
+	"github.com/berm-sandbox/berm/internal/local/session"
 )
 
 // view is the file system of a run.
@@ -66,6 +67,48 @@ func withResolver(paths []preset.Path) []preset.Path {
 	return paths
 }
 
+// withoutState adds to the paths of a grant that Berm's own directory is hidden where it
+// would be seen: what a command writes there, Berm would believe.
+func withoutState(g preset.Grant, place preset.Place) ([]preset.Path, error) {
+	state := realStateDir()
+	if state == "" {
+		return g.Paths, nil
+	}
+	seen := below(state, place.Workspace) || slices.ContainsFunc(g.Paths, func(p preset.Path) bool {
+		return p.Access != preset.Hide && p.Target == "" && below(state, p.Path)
+	})
+	if !seen {
+		return g.Paths, nil
+	}
+	// Only what is there can be covered, and another run may be about to make it.
+	if err := os.MkdirAll(state, 0o700); err != nil {
+		return nil, berm.Errorf(berm.KindOf(err), "make the directory of sessions, to hide it: %w", err).WithHint("set XDG_STATE_HOME to a directory outside")
+	}
+	paths := slices.DeleteFunc(slices.Clone(g.Paths), func(p preset.Path) bool { return below(p.Path, state) })
+	paths = append(paths, preset.Path{Path: state, Access: preset.Hide})
+	slices.SortStableFunc(paths, func(a, b preset.Path) int { return strings.Compare(a.Path, b.Path) })
+	return paths, nil
+}
+
+// realStateDir is Berm's own directory without symbolic links, which may not be there yet;
+// "" when the user has none.
+func realStateDir() string {
+	dir, err := session.StateDir()
+	if err != nil {
+		return ""
+	}
+	for rest := ""; ; dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil || dir == "/" {
+			return filepath.Join(real, rest)
+		}
+	}
+}
+
+// below says whether path is dir or lies in it.
+func below(path, dir string) bool {
+	return path == dir || strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/")
+}
+
 // checkPlace refuses workspaces that would show or cover too much.
 func checkPlace(p preset.Place) error {
 	for _, path := range []string{p.Home, p.Workspace} {
@@ -84,6 +127,9 @@ func checkPlace(p preset.Place) error {
 		if p.Workspace == dir {
 			return refuse("it is a directory of the system")
 		}
+	}
+	if state := realStateDir(); state != "" && below(p.Workspace, state) {
+		return refuse("it is where Berm keeps its sessions")
 	}
 	for _, dir := range []string{"/proc/", "/sys/", "/dev/"} {
 		if strings.HasPrefix(p.Workspace, dir) && !strings.HasPrefix(p.Workspace, "/dev/shm/") {

@@ -307,6 +307,9 @@ func (s *Store) entries() ([]string, error) {
 
 // stateError gives an error of the state directory its kind.
 func stateError(err error, what string) error {
+	if errors.As(err, new(*berm.Error)) {
+		return err
+	}
 	kind, hint := berm.Internal, ""
 	switch {
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, unix.EROFS):
