@@ -72,10 +72,22 @@ func cloneTrees(paths []byte) int {
 			continue // after the last
 		}
 		path, attr := tree[1:], unix.MountAttr{Attr_set: unix.MOUNT_ATTR_NODEV}
-		if tree[0] == plan.TreeRead {
+		if tree[0] == plan.TreeRead || tree[0] == plan.Exact(plan.TreeRead) {
 			attr.Attr_set |= unix.MOUNT_ATTR_RDONLY
 		}
-		fd, err := unix.OpenTree(unix.AT_FDCWD, path, unix.OPEN_TREE_CLONE|unix.AT_RECURSIVE)
+		exact := tree[0] < 'a'
+		at, err := place(path, exact)
+		if err != nil {
+			fail("open", path, err)
+		}
+		name := path
+		if exact {
+			name = ""
+		}
+		fd, err := unix.OpenTree(at, name, unix.OPEN_TREE_CLONE|unix.AT_RECURSIVE|unix.AT_EMPTY_PATH)
+		if exact {
+			_ = unix.Close(at)
+		}
 		if err == nil {
 			err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH|unix.AT_RECURSIVE, &attr)
 		}
@@ -89,6 +101,14 @@ func cloneTrees(paths []byte) int {
 		n++
 	}
 	return n
+}
+
+// place opens what lies at an exact path; for others it is the root to start from.
+func place(path string, exact bool) (int, error) {
+	if !exact {
+		return unix.AT_FDCWD, nil
+	}
+	return unix.Openat2(unix.AT_FDCWD, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
 }
 
 // becomeRoot leaves the user's groups and takes uid 0, for which there are two ambient

@@ -366,6 +366,9 @@ func (s *Sandbox) enterAsUser() error {
 		case t.Write:
 			kind = plan.TreeWrite
 		}
+		if t.Exact {
+			kind = plan.Exact(kind)
+		}
 		trees = append(append(append(trees, kind), t.Path...), 0)
 	}
 	if err := s.send(plan.Trees, trees, nil); err != nil {

@@ -41,7 +41,16 @@ func (u Upper) open() (*os.File, error) {
 
 // open makes the detached mount of a tree.
 func (t Tree) open() (*os.File, error) {
-	tree, err := file(mount.Clone(unix.AT_FDCWD, t.Path, t.Host))
+	dir, path := unix.AT_FDCWD, t.Path
+	if t.Exact {
+		fd, err := unix.Openat2(dir, path, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_SYMLINKS})
+		if err != nil {
+			return nil, fault("open "+path, err)
+		}
+		defer unix.Close(fd)
+		dir, path = fd, ""
+	}
+	tree, err := file(mount.Clone(dir, path, t.Host))
 	if err != nil {
 		return nil, err
 	}

@@ -83,6 +83,9 @@ type Tree struct {
 	// Host marks a part of the host that is shown as it is: with the mounts below it, and
 	// with the ids that it has on disk, so that nobody inside owns any of it.
 	Host bool `json:"host,omitempty"`
+	// Exact refuses a path with a symbolic link on it: it was resolved before, and whoever
+	// can write there must not lead it elsewhere meanwhile.
+	Exact bool `json:"exact,omitempty"`
 	// Upper stands for the writable layer; the other fields are unused then.
 	Upper bool `json:"upper,omitempty"`
 }

@@ -41,6 +41,9 @@ const (
 	TreeWrite = 'w'
 )
 
+// Exact is the kind of a tree whose path has no symbolic link: the capital letter.
+func Exact(kind byte) byte { return kind - 'a' + 'A' }
+
 // The first byte of a message from init to the monitor.
 const (
 	Started   = 's' // the plan is carried out and the agent or the command runs

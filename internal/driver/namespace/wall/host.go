@@ -94,7 +94,7 @@ func (h Host) build(s *SetUp, c Config) {
 		default:
 			s.parents(made, p.Path+"/")
 		}
-		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write})
+		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write, Exact: true})
 		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
 		if !p.Write {
 			flags |= unix.MS_RDONLY
@@ -130,7 +130,7 @@ func (h Host) workspace(s *SetUp, made map[string]bool) {
 	w := h.Workspace
 	s.parents(made, w.Path+"/")
 	if w.Upper.Directory == "" {
-		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write})
+		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write, Exact: true})
 		how, flags := "the directory itself", uint64(unix.MS_NOSUID|unix.MS_NODEV)
 		if !w.Write {
 			flags |= unix.MS_RDONLY
@@ -138,7 +138,7 @@ func (h Host) workspace(s *SetUp, made map[string]bool) {
 		s.show(w.Path, "workspace", flags, how)
 		return
 	}
-	s.place(stageProject, launch.Tree{Path: w.Path})
+	s.place(stageProject, launch.Tree{Path: w.Path, Exact: true})
 	s.place(stageSession, launch.Tree{Upper: true})
 	s.overlay(stageRoot+w.Path, []string{stageProject}, stageSession, unix.MS_NOSUID|unix.MS_NODEV)
 	s.show(w.Path, "workspace", unix.MS_NOSUID|unix.MS_NODEV, fmt.Sprintf("copy on write; changes are kept in %s", w.Upper.Directory))
