@@ -148,7 +148,7 @@ func refused(err error) error {
 		hint = "set the sysctl kernel.unprivileged_userns_clone to 1"
 	case setting("/proc/sys/kernel/apparmor_restrict_unprivileged_userns") == "1" && os.Geteuid() != 0: // Ubuntu's since 23.10
 		// The namespace can be made, but a process without a profile has no rights in it.
-		hint = "give the program an AppArmor profile with the rule userns, or set the sysctl kernel.apparmor_restrict_unprivileged_userns to 0"
+		hint = "install the AppArmor profile packaging/apparmor/berm, or set the sysctl kernel.apparmor_restrict_unprivileged_userns to 0"
 	default:
 		return err
 	}
