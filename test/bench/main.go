@@ -1,4 +1,4 @@
-// Command bench measures a real server over loopback, with peers in the same run,
+// Command bench measures a real server over loopback and berm run, with peers in the same run,
 // prints ratios and writes one JSON file for each benchmark.
 package main
 
@@ -22,15 +22,19 @@ import (
 
 // benchmarks in the order in which they run.
 var benchmarks = []struct {
-	name string
-	run  func(*bench, context.Context) error
+	name    string
+	measure measurement
 }{
-	{"create", (*bench).create},
-	{"throughput", (*bench).throughput},
-	{"exec", (*bench).exec},
-	{"transfer", (*bench).transfer},
-	{"memory", (*bench).memory},
+	{"create", served((*bench).create)},
+	{"throughput", served((*bench).throughput)},
+	{"exec", served((*bench).exec)},
+	{"transfer", served((*bench).transfer)},
+	{"memory", served((*bench).memory)},
+	{"local", (*bench).local},
 }
+
+// measurement puts what it measures into the results of a bench.
+type measurement func(*bench, context.Context) error
 
 func main() {
 	out := flag.String("out", "bench", "directory for the JSON files")
@@ -54,7 +58,7 @@ func main() {
 			continue
 		}
 		fmt.Printf("\n== %s\n", benchmark.name)
-		if err := measure(ctx, benchmark.name, benchmark.run, *out, *scale); err != nil {
+		if err := measure(ctx, benchmark.name, benchmark.measure, *out, *scale); err != nil {
 			fmt.Printf("%s failed: %v\n", benchmark.name, err)
 			failed = true
 		}
@@ -69,33 +73,44 @@ func fail(err error) {
 	os.Exit(1)
 }
 
-// bench is one benchmark with a server of its own.
+// bench is one benchmark.
 type bench struct {
-	server  *harness.Server
+	server  *harness.Server // nil unless served
 	scale   float64
 	results map[string]any
 }
 
-func measure(ctx context.Context, name string, run func(*bench, context.Context) error, out string, scale float64) error {
-	data, err := harness.DataDir()
-	if err != nil {
-		return err
-	}
-	defer os.RemoveAll(data)
-	server, err := harness.Start(ctx, data, "--max-sandboxes", "500", "--spares", "2")
-	if err != nil {
-		return err
-	}
-	defer func() { _ = server.Stop(context.WithoutCancel(ctx)) }()
-	b := &bench{server: server, scale: scale, results: map[string]any{}}
-	// What is loaded once and kept is not what is measured.
-	for range 3 {
-		if _, err := b.once(ctx); err != nil {
+// served gives a benchmark a server of its own.
+func served(run measurement) measurement {
+	return func(b *bench, ctx context.Context) error {
+		data, err := harness.DataDir()
+		if err != nil {
+			return err
+		}
+		defer os.RemoveAll(data)
+		server, err := harness.Start(ctx, data, "--max-sandboxes", "500", "--spares", "2")
+		if err != nil {
+			return err
+		}
+		defer func() { _ = server.Stop(context.WithoutCancel(ctx)) }()
+		b.server = server
+		// What is loaded once and kept is not what is measured.
+		for range 3 {
+			if _, err := b.once(ctx); err != nil {
+				return fmt.Errorf("%w\n%s", err, server.Log())
+			}
+		}
+		if err := run(b, ctx); err != nil {
 			return fmt.Errorf("%w\n%s", err, server.Log())
 		}
+		return nil
 	}
+}
+
+func measure(ctx context.Context, name string, run measurement, out string, scale float64) error {
+	b := &bench{scale: scale, results: map[string]any{}}
 	if err := run(b, ctx); err != nil {
-		return fmt.Errorf("%w\n%s", err, server.Log())
+		return err
 	}
 	encoded, err := json.MarshalIndent(map[string]any{
 		"benchmark": name, "at": time.Now().UTC().Format(time.RFC3339), "machine": machine(), "results": b.results,
