@@ -1,0 +1,255 @@
+package stack
+
+import (
+	"encoding/binary"
+	"os"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/buffer"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
+
+	"github.com/berm-sandbox/berm/internal/network/link"
+)
+
+// Fields of struct virtio_net_hdr (linux/virtio_net.h), little-endian or not as the host.
+const (
+	needsChecksum = 1 // flags: VIRTIO_NET_HDR_F_NEEDS_CSUM
+	gsoTCPv4      = 1 // gso_type: VIRTIO_NET_HDR_GSO_TCPV4
+)
+
+// endpoint is the outer end of a link as the stack sees it. It reads by the runtime's
+// poller and holds no buffer while nothing comes: an idle sandbox costs no thread.
+//
+// gVisor's own endpoint knows segmentation offload for sockets only, and blocks a thread.
+type endpoint struct {
+	file *os.File
+	raw  rawConn
+	own  tcpip.Address // the sandbox's
+	gate gate
+
+	dispatcher atomic.Pointer[stack.NetworkDispatcher]
+	onClose    func()
+	done       chan struct{} // closed when nothing is read any more
+	err        error         // why; set before done is closed
+	dropped    atomic.Uint64 // packets that the gate refused
+}
+
+type rawConn interface {
+	Read(func(uintptr) bool) error
+	Write(func(uintptr) bool) error
+}
+
+// newEndpoint takes over the descriptor that link.Make returned.
+func newEndpoint(fd int, g gate) (*endpoint, error) {
+	file := os.NewFile(uintptr(fd), link.Name)
+	raw, err := file.SyscallConn()
+	if err != nil {
+		file.Close()
+		return nil, err
+	}
+	return &endpoint{file: file, raw: raw, gate: g, done: make(chan struct{})}, nil
+}
+
+// sizes of the pieces that a packet is read into, which are what the buffers' pool has;
+// together they hold the longest packet of IPv4.
+var sizes = [...]int{2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 4 << 10}
+
+// pieces is room for one packet. What a packet did not use stays for the next.
+type pieces struct {
+	head  [link.HeaderLen]byte
+	views [len(sizes)]*buffer.View
+	vec   [1 + len(sizes)][]byte
+}
+
+func (p *pieces) fill() {
+	p.vec[0] = p.head[:]
+	for i, v := range p.views {
+		if v == nil {
+			p.views[i] = buffer.NewViewSize(sizes[i])
+			p.vec[1+i] = p.views[i].AsSlice()
+		}
+	}
+}
+
+func (p *pieces) release() {
+	for i, v := range p.views {
+		if v != nil {
+			v.Release()
+			p.views[i] = nil
+		}
+	}
+}
+
+// take makes a packet of the first n bytes.
+func (p *pieces) take(n int) buffer.Buffer {
+	var packet buffer.Buffer
+	for i := 0; n > 0; i++ {
+		v := p.views[i]
+		p.views[i] = nil
+		if n < v.Size() {
+			v.CapLength(n)
+		}
+		n -= v.Size()
+		_ = packet.Append(v)
+	}
+	return packet
+}
+
+// read delivers packets until the file is closed or the link is gone.
+func (e *endpoint) read() {
+	defer close(e.done)
+	var p pieces
+	var failed error
+	err := e.raw.Read(func(fd uintptr) bool {
+		for {
+			p.fill()
+			n, err := unix.Readv(int(fd), p.vec[:])
+			switch {
+			case err == unix.EINTR:
+			case err == unix.EAGAIN:
+				p.release()
+				return false
+			case err != nil:
+				failed = err
+				return true
+			case n > link.HeaderLen:
+				e.deliver(&p, n-link.HeaderLen)
+			}
+		}
+	})
+	p.release()
+	e.err = failed
+	if failed == nil {
+		e.err = err
+	}
+}
+
+func (e *endpoint) deliver(p *pieces, n int) {
+	// The headers that the gate reads are in the first piece.
+	if !e.gate.admits(p.vec[1][:min(n, len(p.vec[1]))], n) {
+		e.dropped.Add(1)
+		return
+	}
+	d := e.dispatcher.Load()
+	if d == nil {
+		return
+	}
+	packet := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: p.take(n)})
+	(*d).DeliverNetworkPacket(header.IPv4ProtocolNumber, packet)
+	packet.DecRef()
+}
+
+// vectors are what packets are written from.
+var vectors = sync.Pool{New: func() any { return new([][]byte) }}
+
+// WritePackets implements stack.LinkWriter. A packet that the kernel refuses is lost, as
+// on any link.
+func (e *endpoint) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) {
+	n := 0
+	for _, packet := range list.AsSlice() {
+		if err := e.write(packet); err != nil {
+			return n, &tcpip.ErrClosedForSend{}
+		}
+		n++
+	}
+	return n, nil
+}
+
+func (e *endpoint) write(packet *stack.PacketBuffer) error {
+	var head [link.HeaderLen]byte
+	if gso := packet.GSOOptions; gso.Type == stack.GSOTCPv4 {
+		if gso.NeedsCsum {
+			head[0] = needsChecksum
+			binary.NativeEndian.PutUint16(head[6:], gso.L3HdrLen)
+			binary.NativeEndian.PutUint16(head[8:], gso.CsumOffset)
+		}
+		if packet.Data().Size() > int(gso.MSS) {
+			head[1] = gsoTCPv4
+			binary.NativeEndian.PutUint16(head[2:], uint16(packet.HeaderSize()))
+			binary.NativeEndian.PutUint16(head[4:], gso.MSS)
+		}
+	}
+	vec := vectors.Get().(*[][]byte)
+	*vec = append(append((*vec)[:0], head[:]), packet.AsSlices()...)
+	err := e.raw.Write(func(fd uintptr) bool {
+		_, _ = unix.Writev(int(fd), *vec)
+		return true
+	})
+	clear(*vec)
+	vectors.Put(vec)
+	return err
+}
+
+// Attach implements stack.NetworkLinkEndpoint: packets are read from now on.
+func (e *endpoint) Attach(d stack.NetworkDispatcher) {
+	if d == nil {
+		e.dispatcher.Store(nil)
+		return
+	}
+	if e.dispatcher.Swap(&d) == nil {
+		go e.read()
+	}
+}
+
+// IsAttached implements stack.NetworkLinkEndpoint.
+func (e *endpoint) IsAttached() bool { return e.dispatcher.Load() != nil }
+
+// MTU implements stack.NetworkLinkEndpoint.
+func (e *endpoint) MTU() uint32 { return link.Default.MTU }
+
+// SetMTU implements stack.NetworkLinkEndpoint.
+func (e *endpoint) SetMTU(uint32) {}
+
+// MaxHeaderLength implements stack.NetworkLinkEndpoint.
+func (e *endpoint) MaxHeaderLength() uint16 { return 0 }
+
+// LinkAddress implements stack.NetworkLinkEndpoint: a TUN device has none.
+func (e *endpoint) LinkAddress() tcpip.LinkAddress { return "" }
+
+// SetLinkAddress implements stack.NetworkLinkEndpoint.
+func (e *endpoint) SetLinkAddress(tcpip.LinkAddress) {}
+
+// Capabilities implements stack.NetworkLinkEndpoint. The kernel inside leaves checksums
+// to us, and they would prove nothing: the packets never were on a wire.
+func (e *endpoint) Capabilities() stack.LinkEndpointCapabilities {
+	return stack.CapabilityRXChecksumOffload
+}
+
+// GSOMaxSize implements stack.GSOEndpoint: what fits into one packet with its headers.
+func (e *endpoint) GSOMaxSize() uint32 {
+	return 65535 - header.IPv4MaximumHeaderSize - header.TCPHeaderMaximumSize
+}
+
+// SupportedGSO implements stack.GSOEndpoint.
+func (e *endpoint) SupportedGSO() stack.SupportedGSO { return stack.HostGSOSupported }
+
+// ARPHardwareType implements stack.NetworkLinkEndpoint.
+func (e *endpoint) ARPHardwareType() header.ARPHardwareType { return header.ARPHardwareNone }
+
+// AddHeader implements stack.NetworkLinkEndpoint.
+func (e *endpoint) AddHeader(*stack.PacketBuffer) {}
+
+// ParseHeader implements stack.NetworkLinkEndpoint.
+func (e *endpoint) ParseHeader(*stack.PacketBuffer) bool { return true }
+
+// SetOnCloseAction implements stack.NetworkLinkEndpoint.
+func (e *endpoint) SetOnCloseAction(f func()) { e.onClose = f }
+
+// Close implements stack.NetworkLinkEndpoint.
+func (e *endpoint) Close() {
+	e.file.Close()
+	if e.onClose != nil {
+		e.onClose()
+	}
+}
+
+// Wait implements stack.NetworkLinkEndpoint.
+func (e *endpoint) Wait() {
+	if e.IsAttached() {
+		<-e.done
+	}
+}

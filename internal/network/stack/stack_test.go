@@ -1,0 +1,571 @@
+package stack_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/stack"
+)
+
+func TestAConnectionIsJudgedAndHandedOver(t *testing.T) {
+	j := &judge{tcp: echo}
+	b := start(t, j, stack.Limits{})
+	c := b.mustDial(t, "tcp", "192.0.2.7:4711")
+	if _, err := c.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	// The stream up ends, the one down does not: the echo comes all the same.
+	if err := c.(*net.TCPConn).CloseWrite(); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := io.ReadAll(c); err != nil || string(got) != "hello" {
+		t.Errorf("got %q, %v", got, err)
+	}
+	if got := j.record(); got != "[tcp 192.0.2.7:4711]" {
+		t.Errorf("asked about %s", got)
+	}
+}
+
+func TestARefusedConnectionIsReset(t *testing.T) {
+	j := &judge{}
+	b := start(t, j, stack.Limits{})
+	begin := time.Now()
+	if _, err := b.dial("tcp", "192.0.2.7:80"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("got %v", err)
+	}
+	if took := time.Since(begin); took > 3*time.Second {
+		t.Errorf("refused after %v", took)
+	}
+	if len(b.Flows()) != 0 {
+		eventually(t, "the flow is forgotten", func() bool { return len(b.Flows()) == 0 })
+	}
+}
+
+func TestNothingIsAnsweredWhileAJudgeThinks(t *testing.T) {
+	think := make(chan struct{})
+	j := &judge{tcp: func(ctx context.Context, f *stack.Flow) func(stack.Conn) {
+		select {
+		case <-think:
+			return echo(ctx, f)
+		case <-ctx.Done():
+			return nil
+		}
+	}}
+	b := start(t, j, stack.Limits{})
+	connected := make(chan error, 1)
+	go func() {
+		_, err := b.dial("tcp", "192.0.2.7:80")
+		connected <- err
+	}()
+	eventually(t, "the judge is asked", func() bool { return len(b.Flows()) == 1 })
+	select {
+	case err := <-connected:
+		t.Fatalf("an answer before the verdict: %v", err)
+	case <-time.After(1500 * time.Millisecond): // the SYN came again meanwhile
+	}
+	close(think)
+	if err := <-connected; err != nil {
+		t.Error(err)
+	}
+	if got := j.record(); got != "[tcp 192.0.2.7:80]" {
+		t.Errorf("asked about %s", got)
+	}
+}
+
+func TestResetEndsAFlow(t *testing.T) {
+	served := make(chan error, 2)
+	j := &judge{
+		tcp: func(context.Context, *stack.Flow) func(stack.Conn) {
+			return func(c stack.Conn) {
+				_, err := io.Copy(io.Discard, c)
+				served <- err
+			}
+		},
+		udp: func(context.Context, *stack.Flow) func(net.Conn) {
+			return func(c net.Conn) {
+				for b := make([]byte, 10); ; {
+					if _, err := c.Read(b); err != nil {
+						served <- err
+						return
+					}
+				}
+			}
+		},
+	}
+	b := start(t, j, stack.Limits{})
+	c := b.mustDial(t, "tcp", "192.0.2.7:80")
+	u := b.mustDial(t, "udp", "192.0.2.7:80")
+	_, _ = c.Write([]byte("12345"))
+	_, _ = u.Write([]byte("123"))
+	eventually(t, "both flows have counted what came", func() bool {
+		flows := b.Flows()
+		return len(flows) == 2 && flows[0].Up()+flows[1].Up() == 8
+	})
+	for _, f := range b.Flows() {
+		f.Reset()
+	}
+	for range 2 {
+		select {
+		case err := <-served:
+			if err == nil {
+				t.Error("a reset looks like the end of a stream")
+			}
+		case <-time.After(5 * time.Second):
+			t.Fatal("a flow that was reset is still served")
+		}
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("inside: %v", err)
+	}
+	eventually(t, "the flows are forgotten", func() bool { return len(b.Flows()) == 0 })
+}
+
+func TestResetWhileAJudgeThinks(t *testing.T) {
+	j := &judge{tcp: func(ctx context.Context, f *stack.Flow) func(stack.Conn) {
+		<-ctx.Done()
+		return echo(ctx, f) // too late
+	}}
+	b := start(t, j, stack.Limits{})
+	connected := make(chan error, 1)
+	go func() {
+		_, err := b.dial("tcp", "192.0.2.7:80")
+		connected <- err
+	}()
+	eventually(t, "the judge is asked", func() bool { return len(b.Flows()) == 1 })
+	b.Flows()[0].Reset()
+	if err := <-connected; !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDatagrams(t *testing.T) {
+	think := make(chan struct{})
+	j := &judge{udp: func(ctx context.Context, f *stack.Flow) func(net.Conn) {
+		<-think
+		return echoDatagrams(ctx, f)
+	}}
+	b := start(t, j, stack.Limits{})
+	c := b.mustDial(t, "udp", "192.0.2.7:4711")
+	// What comes while the judge thinks is not lost.
+	sent := [][]byte{[]byte("1"), []byte("22"), bytes.Repeat([]byte("3"), 60000)}
+	for _, m := range sent {
+		if _, err := c.Write(m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the judge is asked", func() bool { return len(b.Flows()) == 1 })
+	close(think)
+	got := make([]byte, 1<<16)
+	for _, want := range sent {
+		n, err := c.Read(got)
+		if err != nil || !bytes.Equal(got[:n], want) {
+			t.Fatalf("%d bytes for %d, %v", n, len(want), err)
+		}
+	}
+	if got := j.record(); got != "[udp 192.0.2.7:4711]" {
+		t.Errorf("asked about %s", got)
+	}
+}
+
+func TestRefusedDatagramsAreUnreachable(t *testing.T) {
+	b := start(t, &judge{}, stack.Limits{})
+	c := b.mustDial(t, "udp", "192.0.2.7:443")
+	if _, err := c.Write([]byte("quic")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestQueriesAreAnsweredWhateverTheServer(t *testing.T) {
+	j := &judge{query: func(server netip.Addr, m []byte) []byte {
+		return append([]byte(server.String()+" "), m...)
+	}}
+	b := start(t, j, stack.Limits{})
+	for _, server := range []string{"10.0.2.2", "10.0.2.3", "8.8.8.8", "192.0.2.1"} {
+		c := b.mustDial(t, "udp", server+":53")
+		if _, err := c.Write([]byte("who")); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, 100)
+		n, err := c.Read(got)
+		if err != nil || string(got[:n]) != server+" who" {
+			t.Errorf("%q, %v", got[:n], err)
+		}
+	}
+	if len(b.Flows()) != 0 {
+		t.Error("a query is a flow")
+	}
+}
+
+func TestLimits(t *testing.T) {
+	hold := func(context.Context, *stack.Flow) func(stack.Conn) {
+		return func(c stack.Conn) { _, _ = io.Copy(io.Discard, c) }
+	}
+	t.Run("flows", func(t *testing.T) {
+		j := &judge{tcp: hold}
+		b := start(t, j, stack.Limits{Flows: 2})
+		first := b.mustDial(t, "tcp", "192.0.2.1:80")
+		b.mustDial(t, "tcp", "192.0.2.2:80")
+		if _, err := b.dial("tcp", "192.0.2.3:80"); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a third flow: %v", err)
+		}
+		if got := j.limits(); got != "[flows]" {
+			t.Errorf("reported %s", got)
+		}
+		first.Close()
+		eventually(t, "the flow is forgotten", func() bool { return len(b.Flows()) == 1 })
+		b.mustDial(t, "tcp", "192.0.2.3:80")
+	})
+	t.Run("destination", func(t *testing.T) {
+		j := &judge{tcp: hold}
+		b := start(t, j, stack.Limits{Destination: 1})
+		b.mustDial(t, "tcp", "192.0.2.1:80")
+		if _, err := b.dial("tcp", "192.0.2.1:81"); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a second flow to one address: %v", err)
+		}
+		b.mustDial(t, "tcp", "192.0.2.2:80")
+		if got := j.limits(); got != "[flows to one address]" {
+			t.Errorf("reported %s", got)
+		}
+	})
+	t.Run("rate", func(t *testing.T) {
+		j := &judge{tcp: hold}
+		b := start(t, j, stack.Limits{Rate: 1, Burst: 2})
+		begin := time.Now()
+		for range 3 {
+			b.mustDial(t, "tcp", "192.0.2.1:80")
+		}
+		// The third SYN was not answered, and its repetition was.
+		if took := time.Since(begin); took < 900*time.Millisecond {
+			t.Errorf("3 flows after %v", took)
+		}
+		if got := j.limits(); got != "[new flows per second]" {
+			t.Errorf("reported %s", got)
+		}
+	})
+	t.Run("datagrams", func(t *testing.T) {
+		j := &judge{udp: echoDatagrams}
+		b := start(t, j, stack.Limits{Datagrams: 1, IdleUDP: 200 * time.Millisecond})
+		c := b.mustDial(t, "udp", "192.0.2.1:7")
+		exchange(t, c, "one")
+		d := b.mustDial(t, "udp", "192.0.2.2:7")
+		_, _ = d.Write([]byte("x"))
+		if _, err := d.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a second UDP flow: %v", err)
+		}
+		// Silence ends the first.
+		eventually(t, "the silent flow is forgotten", func() bool { return len(b.Flows()) == 0 })
+		exchange(t, d, "two")
+	})
+	t.Run("idle", func(t *testing.T) {
+		b := start(t, &judge{tcp: hold}, stack.Limits{IdleTCP: 200 * time.Millisecond})
+		c := b.mustDial(t, "tcp", "192.0.2.1:80")
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("a silent connection: %v", err)
+		}
+	})
+	t.Run("bandwidth", func(t *testing.T) {
+		b := start(t, &judge{tcp: echo}, stack.Limits{Up: 1 << 20})
+		c := b.mustDial(t, "tcp", "192.0.2.1:7")
+		begin := time.Now()
+		go func() {
+			_, _ = c.Write(make([]byte, 1<<20))
+			_ = c.(*net.TCPConn).CloseWrite()
+		}()
+		n, err := io.Copy(io.Discard, c)
+		if took := time.Since(begin); n != 1<<20 || err != nil || took < 800*time.Millisecond {
+			t.Errorf("%d bytes in %v at 1 MiB/s: %v", n, took, err)
+		}
+	})
+}
+
+func exchange(t *testing.T, c net.Conn, message string) {
+	t.Helper()
+	if _, err := c.Write([]byte(message)); err != nil {
+		t.Fatal(err)
+	}
+	b := make([]byte, 100)
+	if n, err := c.Read(b); err != nil || string(b[:n]) != message {
+		t.Fatalf("%q, %v", b[:n], err)
+	}
+}
+
+func TestDialIntoTheSandbox(t *testing.T) {
+	b := start(t, &judge{}, stack.Limits{})
+	var l net.Listener
+	var err error
+	b.inside(func() { l, err = net.Listen("tcp", "0.0.0.0:8080") })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	peers := make(chan string, 1)
+	go func() {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		peers <- c.RemoteAddr().(*net.TCPAddr).IP.String()
+		_, _ = c.Write([]byte("inside"))
+		c.Close()
+	}()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	c, err := b.Dial(ctx, 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got, err := io.ReadAll(c); err != nil || string(got) != "inside" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if peer := <-peers; peer != "10.0.2.2" {
+		t.Errorf("the sandbox sees %s", peer)
+	}
+	if _, err := b.Dial(ctx, 8081); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("a port that nobody listens on: %v", err)
+	}
+}
+
+func TestCloseResetsEverything(t *testing.T) {
+	j := &judge{tcp: echo, udp: echoDatagrams}
+	b := start(t, j, stack.Limits{})
+	var l net.Listener
+	b.inside(func() { l, _ = net.Listen("tcp", "0.0.0.0:8080") })
+	defer l.Close()
+	inbound, err := b.Dial(context.Background(), 8080)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := b.mustDial(t, "tcp", "192.0.2.1:7")
+	exchange(t, c, "alive")
+	exchange(t, b.mustDial(t, "udp", "192.0.2.1:7"), "alive")
+	select {
+	case <-b.Done():
+		t.Fatal("done while it works")
+	default:
+	}
+	begin := time.Now()
+	b.Close()
+	if took := time.Since(begin); took > time.Second {
+		t.Errorf("closed after %v", took)
+	}
+	<-b.Done()
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("inside: %v", err)
+	}
+	if _, err := inbound.Read(make([]byte, 1)); err == nil {
+		t.Error("what was dialed still reads")
+	}
+	if len(b.Flows()) != 0 {
+		t.Error("flows live")
+	}
+}
+
+// A link that is taken away inside is seen.
+func TestTheDeathOfALinkIsSeen(t *testing.T) {
+	b := start(t, &judge{tcp: echo}, stack.Limits{})
+	exchange(t, b.mustDial(t, "tcp", "192.0.2.1:7"), "alive")
+	b.inside(func() {
+		eth, err := net.InterfaceByName("eth0")
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW, unix.NETLINK_ROUTE)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(s)
+		m := make([]byte, 32) // struct nlmsghdr, struct ifinfomsg
+		binary.NativeEndian.PutUint32(m, 32)
+		binary.NativeEndian.PutUint16(m[4:], unix.RTM_DELLINK)
+		binary.NativeEndian.PutUint16(m[6:], unix.NLM_F_REQUEST)
+		binary.NativeEndian.PutUint32(m[20:], uint32(eth.Index))
+		if err := unix.Sendto(s, m, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+			t.Error(err)
+		}
+	})
+	select {
+	case <-b.Done():
+	case <-time.After(5 * time.Second):
+		t.Error("nobody noticed")
+	}
+}
+
+// The outside of a connection is a server on the loopback of the test's namespace.
+func TestSplice(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ended := make(chan error, 1)
+	j := &judge{tcp: func(context.Context, *stack.Flow) func(stack.Conn) {
+		out, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Error(err)
+			return nil
+		}
+		return func(c stack.Conn) {
+			defer out.Close()
+			ended <- stack.Splice(c, out.(*net.TCPConn))
+		}
+	}}
+	b := start(t, j, stack.Limits{})
+	open := func() (in, out *net.TCPConn) {
+		c := b.mustDial(t, "tcp", "192.0.2.1:80")
+		s, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		_ = s.SetDeadline(time.Now().Add(20 * time.Second))
+		return c.(*net.TCPConn), s.(*net.TCPConn)
+	}
+	t.Run("bytes and ends", func(t *testing.T) {
+		in, out := open()
+		for _, way := range [][2]*net.TCPConn{{in, out}, {out, in}} {
+			data := make([]byte, 20<<20+13)
+			_, _ = rand.Read(data)
+			go func() {
+				_, _ = way[0].Write(data)
+				_ = way[0].CloseWrite()
+			}()
+			if got, err := io.ReadAll(way[1]); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("%d bytes of %d arrive, %v", len(got), len(data), err)
+			}
+		}
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("a reset outside is one inside", func(t *testing.T) {
+		in, out := open()
+		_ = out.SetLinger(0)
+		out.Close()
+		if _, err := in.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("inside: %v", err)
+		}
+		if err := <-ended; err == nil {
+			t.Error("no error")
+		}
+	})
+	t.Run("a reset inside is one outside", func(t *testing.T) {
+		in, out := open()
+		_ = in.SetLinger(0)
+		in.Close()
+		if _, err := out.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("outside: %v", err)
+		}
+		if err := <-ended; err == nil {
+			t.Error("no error")
+		}
+	})
+}
+
+// Packets that only root of the namespace can make, which is more than a sandbox has.
+func TestOddPacketsAreDropped(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("missing: CAP_NET_RAW in the namespace")
+	}
+	j := &judge{tcp: echo, udp: echoDatagrams}
+	b := start(t, j, stack.Limits{})
+	datagram := func(change func(p []byte) []byte) []byte {
+		p := make([]byte, 29)
+		p[0], p[3], p[8], p[9] = 0x45, 29, 64, 17
+		copy(p[12:], []byte{10, 0, 2, 15, 192, 0, 2, 1})
+		copy(p[20:], []byte{0x30, 0x39, 0, 7, 0, 9, 0, 0, 'x'})
+		if change != nil {
+			p = change(p)
+		}
+		return p
+	}
+	send := func(p []byte) {
+		b.inside(func() {
+			s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer unix.Close(s)
+			_ = unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_BROADCAST, 1)
+			_ = unix.SetsockoptString(s, unix.SOL_SOCKET, unix.SO_BINDTODEVICE, "eth0")
+			if err := unix.Sendto(s, p, 0, &unix.SockaddrInet4{Addr: [4]byte(p[16:20])}); err != nil {
+				t.Errorf("send % x: %v", p, err)
+			}
+		})
+	}
+	odd := map[string][]byte{
+		"a source that is not its own": datagram(func(p []byte) []byte { p[15] = 16; return p }),
+		"the gateway's source":         datagram(func(p []byte) []byte { p[15] = 2; return p }),
+		"a first fragment":             datagram(func(p []byte) []byte { p[6] = 0x20; return p }),
+		"a later fragment":             datagram(func(p []byte) []byte { p[7] = 1; return p }),
+		"multicast":                    datagram(func(p []byte) []byte { copy(p[16:], []byte{224, 0, 0, 251}); return p }),
+		"broadcast":                    datagram(func(p []byte) []byte { copy(p[16:], []byte{255, 255, 255, 255}); return p }),
+		"the network's broadcast":      datagram(func(p []byte) []byte { copy(p[16:], []byte{10, 0, 2, 255}); return p }),
+		"a length that lies":           datagram(func(p []byte) []byte { p[25] = 20; return p }),
+		"GRE":                          datagram(func(p []byte) []byte { p[9] = 47; return p }),
+		"IPv6 in IPv4":                 datagram(func(p []byte) []byte { p[9] = 41; return p }),
+		"SCTP":                         datagram(func(p []byte) []byte { p[9] = 132; return p }),
+		"an ICMP error":                datagram(func(p []byte) []byte { p[9], p[20], p[21] = 1, 3, 3; return p }),
+		"a ping of somebody":           datagram(func(p []byte) []byte { p[9], p[20], p[21] = 1, 8, 0; return p }),
+		"options": datagram(func(p []byte) []byte {
+			p[0], p[3] = 0x46, 33
+			return slices.Insert(p, 20, 1, 1, 1, 0)
+		}),
+	}
+	for name, p := range odd {
+		before := b.Dropped()
+		send(p)
+		eventually(t, name+" is dropped", func() bool { return b.Dropped() > before })
+	}
+	if got := j.record(); got != "[]" {
+		t.Errorf("a judge was asked about %s", got)
+	}
+	// The same without the oddity passes.
+	send(datagram(nil))
+	eventually(t, "a good packet passes", func() bool { return j.record() == "[udp 192.0.2.1:7]" })
+}
+
+func TestTheGatewayAnswersPings(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("missing: CAP_NET_RAW in the namespace")
+	}
+	b := start(t, &judge{}, stack.Limits{})
+	b.inside(func() {
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer unix.Close(s)
+		_ = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &unix.Timeval{Sec: 5})
+		request := []byte{8, 0, 0xf7, 0xfd, 0, 1, 0, 1}
+		if err := unix.Sendto(s, request, 0, &unix.SockaddrInet4{Addr: [4]byte{10, 0, 2, 2}}); err != nil {
+			t.Error(err)
+			return
+		}
+		reply := make([]byte, 100)
+		n, _, err := unix.Recvfrom(s, reply, 0)
+		if err != nil || n != 28 || reply[20] != 0 {
+			t.Errorf("% x, %v", reply[:max(n, 0)], err)
+		}
+	})
+}

@@ -1,0 +1,183 @@
+package stack
+
+import (
+	"context"
+	"io"
+	"time"
+
+	"golang.org/x/time/rate"
+	"gvisor.dev/gvisor/pkg/tcpip"
+	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
+	"gvisor.dev/gvisor/pkg/waiter"
+)
+
+// Sizes of one connection's buffer in each direction.
+const (
+	leastBuffer = 4 << 10
+	firstBuffer = 64 << 10 // the window before a connection has its share
+	mostBuffer  = 1 << 20
+)
+
+const (
+	timeWait = 100 * time.Millisecond
+	// linger is how long a connection that the judge is done with may take to deliver what
+	// it was given.
+	linger = 30 * time.Second
+)
+
+// connect handles one SYN, on a goroutine of its own.
+func (s *Stack) connect(r *tcp.ForwarderRequest) {
+	f, limit := s.open(TCP, r.ID())
+	if f == nil {
+		// A SYN above the rate is not answered: it comes again by itself after a second.
+		r.Complete(limit != LimitRate)
+		return
+	}
+	defer s.end(f)
+	serve := s.judge.TCP(f.ctx, f)
+	if serve == nil || f.ctx.Err() != nil {
+		r.Complete(true)
+		return
+	}
+	var queue waiter.Queue
+	ep, err := r.CreateEndpoint(&queue)
+	r.Complete(err != nil)
+	if err != nil {
+		return
+	}
+	f.connected(ep.Abort)
+	share := s.take()
+	defer s.giveBack(share)
+	ep.SocketOptions().SetReceiveBufferSize(int64(leastBuffer+share), true)
+	ep.SocketOptions().SetSendBufferSize(int64(leastBuffer+share), true)
+
+	gone, closed := waiter.NewChannelEntry(waiter.EventHUp)
+	queue.EventRegister(&gone)
+	defer queue.EventUnregister(&gone)
+	serve(&conn{TCPConn: gonet.NewTCPConn(&queue, ep), ep: ep, queue: &queue, flow: f, stack: s})
+	ep.Close()
+	// It counts until the sandbox has taken what is left, or its time is up.
+	timer := time.NewTimer(linger)
+	defer timer.Stop()
+	for tcp.EndpointState(ep.State()) != tcp.StateClose && tcp.EndpointState(ep.State()) != tcp.StateError {
+		select {
+		case <-closed:
+		case <-timer.C:
+			ep.Abort()
+			return
+		case <-f.ctx.Done():
+			return
+		}
+	}
+}
+
+// take gives a connection its share of the buffers, for each direction, above leastBuffer:
+// the more there are the less, so that there is always something left.
+func (s *Stack) take() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	share := min(mostBuffer-leastBuffer, s.table.buffers/32)
+	s.table.buffers -= 2 * share
+	return share
+}
+
+func (s *Stack) giveBack(share int) {
+	s.mu.Lock()
+	s.table.buffers += 2 * share
+	s.mu.Unlock()
+}
+
+// conn counts and paces a connection.
+type conn struct {
+	*gonet.TCPConn
+	ep    tcpip.Endpoint
+	queue *waiter.Queue
+	flow  *Flow
+	stack *Stack
+}
+
+// Read reads what the sandbox sent.
+func (c *conn) Read(b []byte) (int, error) {
+	n, err := c.TCPConn.Read(b)
+	c.flow.count(&c.flow.up, n)
+	if paced := pace(c.flow.ctx, c.stack.up, n); err == nil {
+		err = paced
+	}
+	return n, err
+}
+
+// Write sends to the sandbox.
+func (c *conn) Write(b []byte) (int, error) {
+	if err := pace(c.flow.ctx, c.stack.down, len(b)); err != nil {
+		return 0, err
+	}
+	n, err := c.TCPConn.Write(b)
+	c.flow.count(&c.flow.down, n)
+	return n, err
+}
+
+// WriteTo copies what the sandbox sends, holding a buffer only while there is something.
+func (c *conn) WriteTo(w io.Writer) (int64, error) {
+	readable, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventHUp | waiter.EventErr)
+	c.queue.EventRegister(&readable)
+	defer c.queue.EventUnregister(&readable)
+	var total int64
+	for {
+		n, err := c.writeOnce(w)
+		total += int64(n)
+		switch {
+		case err == errNothing:
+			select {
+			case <-ready:
+			case <-c.flow.ctx.Done():
+				return total, c.flow.ctx.Err()
+			}
+		case err == io.EOF:
+			return total, nil
+		case err != nil:
+			return total, err
+		}
+	}
+}
+
+func (c *conn) writeOnce(w io.Writer) (int, error) {
+	b := buffers.Get().(*chunk)
+	defer buffers.Put(b)
+	into := tcpip.SliceWriter(b[:])
+	result, failed := c.ep.Read(&into, tcpip.ReadOptions{})
+	switch failed.(type) {
+	case nil:
+	case *tcpip.ErrWouldBlock:
+		return 0, errNothing
+	case *tcpip.ErrClosedForReceive:
+		return 0, io.EOF
+	default:
+		return 0, io.ErrUnexpectedEOF
+	}
+	c.flow.count(&c.flow.up, result.Count)
+	if err := pace(c.flow.ctx, c.stack.up, result.Count); err != nil {
+		return 0, err
+	}
+	return w.Write(b[:result.Count])
+}
+
+// limiter allows bytes per second, a tenth of a second's at once.
+func limiter(bytes int64) *rate.Limiter {
+	if bytes <= 0 {
+		return nil
+	}
+	return rate.NewLimiter(rate.Limit(bytes), int(max(bytes/10, 1)))
+}
+
+// pace waits until n bytes may pass.
+func pace(ctx context.Context, l *rate.Limiter, n int) error {
+	for l != nil && n > 0 {
+		part := min(n, l.Burst())
+		if err := l.WaitN(ctx, part); err != nil {
+			return err
+		}
+		n -= part
+	}
+	return nil
+}
