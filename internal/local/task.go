@@ -15,6 +15,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/driver/landlock"
+	"github.com/berm-sandbox/berm/internal/local/change"
 	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/monitor"
@@ -190,6 +191,9 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		return Result{}, err
 	}
 	changed, err := s.Changed()
+	if made && changed {
+		changed = differs(ctx, s)
+	}
 	if unchanged = err == nil && !changed; err != nil {
 		return result, err
 	}
@@ -215,6 +219,24 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 	}
 	result.Session = s.Name
 	return result, nil
+}
+
+// differs says whether there is something to apply in a session. Files that came and went,
+// as git's locks do, leave their directories behind, and those alone are nothing. A session
+// of more than a few entries is not looked through: it counts as one with changes.
+func differs(ctx context.Context, s *session.Session) bool {
+	upper, err := s.OpenUpper()
+	if err != nil {
+		return true
+	}
+	defer upper.Close()
+	project, err := s.OpenProject()
+	if err != nil {
+		return true
+	}
+	defer project.Close()
+	changes, err := change.List(ctx, upper, project, change.Limits{Entries: 64})
+	return err != nil || len(changes) > 0
 }
 
 // openSession makes the session of a task, or locks the one that it goes on with.

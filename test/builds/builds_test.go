@@ -21,6 +21,7 @@ type project struct {
 	made  []string // some of what it makes
 	same  []string // of which the bytes are the same inside and outside
 	flags string   // what of it is only applied when that is asked for; "" is nothing
+	look  string   // changes nothing, so that it leaves no session; "" is nothing
 	after string   // works in the project once all is applied; "" is build again
 }
 
@@ -71,6 +72,7 @@ var projects = []project{
 		name:  "git",
 		fetch: "git init -q -b main && git add . && git -c user.name=dev -c user.email=dev@localhost commit -q -m Start --date 2024-01-01T00:00:00Z",
 		build: "./story",
+		look:  "git status && git diff && git log", // git status makes a lock file and removes it
 		says:  "Rebasing (1/1)",
 		made:  []string{"one", "two", "src/README.md"},
 		same:  []string{".git/packed-refs", ".git/HEAD", "one"},
@@ -173,8 +175,15 @@ func (f *fetched) as(t *testing.T, id int) {
 			remove(t, home)
 
 			f.lay(t, p, home, id)
-			before := tree(t, w.dir)
 			berm := f.top + "/berm "
+			if p.look != "" {
+				sh(t, w, p.look) // the files are copies, of which git's index takes note
+				sh(t, w, berm+"run --preset build -- sh -c '"+p.look+"'")
+				if sessions := sh(t, w, berm+"sessions"); !strings.Contains(sessions, "there are no sessions") {
+					t.Errorf("after %s:\n%s", p.look, sessions)
+				}
+			}
+			before := tree(t, w.dir)
 			inside := w.run(berm + "run --preset build --rw ../../.cache/sandbox --env GOCACHE --env GOTOOLCHAIN --env GOFLAGS --env GOPROXY --env CARGO_NET_OFFLINE --env CARGO_INCREMENTAL -- sh -c '" + p.build + "'")
 			if inside.code != 0 {
 				t.Fatalf("inside: exit code %d\n%s", inside.code, inside.text)
