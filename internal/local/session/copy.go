@@ -464,5 +464,9 @@ func copyError(err error, dir string) error {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ELOOP), errors.Is(err, unix.ENOTDIR):
 		kind, hint = berm.Conflict, "it changed while it was copied; try again"
 	}
+	const most = 200 // the path may be longer than a message, and the cause comes after it
+	if len(dir) > most {
+		dir = dir[:most] + "…"
+	}
 	return berm.Errorf(kind, "copy the directory %q: %w", dir, err).WithHint("%s", hint)
 }

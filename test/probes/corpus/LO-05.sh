@@ -15,7 +15,6 @@ for program in $(find /usr /opt -xdev -type f \( -perm -4000 -o -perm -2000 \) 2
 	now=$(grep -E '^(Uid|Gid|Cap(Prm|Eff|Amb))' "/proc/$!/status" 2>/dev/null)
 	[ -n "$now" ] && [ "$now" != "$ids" ] && echo "GAINED $program"
 done
-su -c 'cat /etc/shadow' </dev/null 2>/dev/null
 sudo -n cat /etc/shadow 2>/dev/null
 newuidmap $$ 0 0 1 2>/dev/null && echo "GAINED a map"
 mount --bind /etc /mnt 2>/dev/null && echo "GAINED a mount"
