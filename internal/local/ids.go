@@ -81,7 +81,7 @@ func effective() uint64 {
 func blocked(err error, workspace string) error {
 	var refusal *launch.Refusal
 	if berm.KindOf(err) == berm.Unsupported && errors.Is(err, unix.EINVAL) {
-		return berm.Errorf(berm.Unsupported, "the project or the sessions lie where root's sandboxes cannot use them, such as the overlayfs of a container: %w", err).
+		return berm.Errorf(berm.Unsupported, "the project, the sessions or what else may be written lies where root's sandboxes cannot use it, such as the overlayfs of a container: %w", err).
 			WithHint("move the project, or the sessions with XDG_STATE_HOME, to ext4, xfs, btrfs or tmpfs; ordinary users need no mapping of ids")
 	}
 	if !errors.As(err, &refusal) {

@@ -37,7 +37,7 @@ func view(r *Request, upper launch.Upper) (wall.Host, error) {
 		paths = withResolver(paths)
 	}
 	for _, p := range paths {
-		shown := wall.Shown{Path: p.Path, Target: p.Target, Write: p.Access == preset.ReadWrite, Hide: p.Access == preset.Hide}
+		shown := wall.Shown{Path: p.Path, Target: p.Target, Write: p.Access == preset.ReadWrite, Own: !preset.OfSystem(p.Path), Hide: p.Access == preset.Hide}
 		if p.Target == "" {
 			info, err := os.Lstat(p.Path)
 			switch {
@@ -75,7 +75,7 @@ func withoutState(g preset.Grant, place preset.Place) ([]preset.Path, error) {
 		return g.Paths, nil
 	}
 	seen := below(state, place.Workspace) || slices.ContainsFunc(g.Paths, func(p preset.Path) bool {
-		return p.Access != preset.Hide && p.Target == "" && below(state, p.Path)
+		return p.Access != preset.Hide && p.Target == "" && (below(state, p.Path) || below(p.Path, state))
 	})
 	if !seen {
 		return g.Paths, nil

@@ -21,6 +21,11 @@ var system = [...]string{
 	"/var/lib/dpkg", "/var/lib/gems", "/var/lib/texmf", "/var/lib/ca-certificates",
 }
 
+// OfSystem says whether path lies in what was installed with the system.
+func OfSystem(path string) bool {
+	return slices.ContainsFunc(system[:], func(dir string) bool { return within(path, dir) })
+}
+
 // guarded are keys and passwords in /etc. They are hidden where the caller can read them:
 // who cannot, cannot inside either.
 var guarded = [...]string{

@@ -344,10 +344,11 @@ func (s *Sandbox) trees() (fds []*os.File, err error) {
 			}
 		}
 		fds = append(fds, tree)
-		if t.Host {
+		if t.Host && !t.Own {
 			continue
 		}
-		if err := mount.IDMap(int(tree.Fd()), int(userns.Fd())); err != nil {
+		err := mount.IDMap(int(tree.Fd()), int(userns.Fd()))
+		if err != nil && !(t.Own && berm.KindOf(err) == berm.Unsupported) {
 			return fds, err
 		}
 	}

@@ -58,7 +58,7 @@ func (t Tree) open() (*os.File, error) {
 	if !t.Write {
 		attr |= mount.ReadOnly
 	}
-	if t.Host {
+	if t.Host || t.NoSetuid {
 		attr |= mount.NoSuid
 	}
 	if err := mount.SetAttr(int(tree.Fd()), attr, 0, t.Host); err != nil {

@@ -83,6 +83,11 @@ type Tree struct {
 	// Host marks a part of the host that is shown as it is: with the mounts below it, and
 	// with the ids that it has on disk, so that nobody inside owns any of it.
 	Host bool `json:"host,omitempty"`
+	// Own gives the files of a Host part the same owners inside as on disk, where the file
+	// system can map ids.
+	Own bool `json:"own,omitempty"`
+	// NoSetuid has set-uid bits ignored, as Host has.
+	NoSetuid bool `json:"noSetuid,omitempty"`
 	// Exact refuses a path with a symbolic link on it: it was resolved before, and whoever
 	// can write there must not lead it elsewhere meanwhile.
 	Exact bool `json:"exact,omitempty"`

@@ -36,6 +36,7 @@ type Shown struct {
 	Target string // of a symbolic link, which is made anew
 	File   bool   // no directory
 	Write  bool
+	Own    bool // the user's own files, which may be for nobody else
 	Hide   bool // the opposite: whatever is there shows nothing
 }
 
@@ -94,7 +95,7 @@ func (h Host) build(s *SetUp, c Config) {
 		default:
 			s.parents(made, p.Path+"/")
 		}
-		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write, Exact: true})
+		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write, Own: p.Own && !p.Write, NoSetuid: true, Exact: true})
 		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
 		if !p.Write {
 			flags |= unix.MS_RDONLY
@@ -130,7 +131,7 @@ func (h Host) workspace(s *SetUp, made map[string]bool) {
 	w := h.Workspace
 	s.parents(made, w.Path+"/")
 	if w.Upper.Directory == "" {
-		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write, Exact: true})
+		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write, Own: !w.Write, NoSetuid: true, Exact: true})
 		how, flags := "the directory itself", uint64(unix.MS_NOSUID|unix.MS_NODEV)
 		if !w.Write {
 			flags |= unix.MS_RDONLY
