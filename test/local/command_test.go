@@ -244,18 +244,6 @@ func gone(t *testing.T, mark string) {
 	}
 }
 
-// emptyGroups removes the control groups that berm could not when it was killed.
-func (p *person) emptyGroups() {
-	if !all { // others' are there too, some just being made
-		return
-	}
-	groups, _ := filepath.Glob("/sys/fs/cgroup/*/berm/run-*")
-	deeper, _ := filepath.Glob("/sys/fs/cgroup/*/*/*/berm/run-*")
-	for _, group := range append(groups, deeper...) {
-		_ = os.Remove(group) // the kernel refuses it where somebody runs
-	}
-}
-
 // Nothing outlives the command, nor berm itself, however it ends.
 func TestNothingOutlives(t *testing.T) {
 	each(t, func(p *person) {
@@ -265,7 +253,6 @@ func TestNothingOutlives(t *testing.T) {
 		gone(p.T, mark)
 
 		cmd := p.command("run", "--", "bash", "-c", "echo change > file; (setsid bash -c '"+spin+"' >/dev/null 2>&1 &); sleep 0.1; echo ready; "+spin)
-		defer p.emptyGroups()
 		output := p.started(cmd)
 		if len(alive(mark)) < 2 {
 			p.Errorf("only %v", alive(mark))
@@ -317,10 +304,47 @@ func TestKilledAnyTime(t *testing.T) {
 	})
 }
 
-// A berm that was killed could not remove its control group: a later one does.
-func TestControlGroupsSwept(t *testing.T) {
+// emptyGroups are the control groups of runs that nobody is in: each is just being made or
+// removed, or left.
+func emptyGroups() map[string]bool {
+	empty := map[string]bool{}
+	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
+		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "run-") && filepath.Base(filepath.Dir(path)) == "berm" {
+			if procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs")); err == nil && len(procs) == 0 {
+				empty[path] = true
+			}
+		}
+		return nil
+	})
+	return empty
+}
+
+// Control groups go with the command, however it ends. Those of a berm that was killed are
+// removed by a later one, when they are old enough to be told from new ones.
+func TestControlGroups(t *testing.T) {
 	p := root(t)
-	p.sh("true").exits(0)
+	before := emptyGroups()
+	p.sh("exit 3").exits(3)
+	p.sh("(sleep 60 &) ; exit 4", "--memory", "100MiB", "--cpus", "1").exits(4)
+	p.berm("run", "--", "nosuchcommand").exits(127)
+	p.berm("run", "--timeout", "100ms", "--", "sleep", "60").exits(124)
+	p.sh("kill -9 $$")
+	var left []string
+	for end := time.Now().Add(3 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+		left = nil
+		for path := range emptyGroups() {
+			if !before[path] {
+				left = append(left, path)
+			}
+		}
+		if len(left) == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("left: %v", left)
+		}
+	}
+
 	var parents []string
 	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
 		if err == nil && d.IsDir() && d.Name() == "berm" {

@@ -125,11 +125,7 @@ func newPerson(t *testing.T, uid int) *person {
 	t.Cleanup(func() { _ = os.Remove(base) })
 	p := &person{T: t, uid: uid, home: filepath.Join(base, "home"), temp: filepath.Join(base, "tmp")}
 	p.project = filepath.Join(p.home, "project")
-	scope := leak.Scope{Dirs: []string{p.home, p.temp}}
-	if all { // else there are those of other tests as well
-		scope.Cgroups = []string{"berm"}
-	}
-	leak.Check(t, scope)
+	leak.Check(t, leak.Scope{Dirs: []string{p.home, p.temp}})
 	t.Cleanup(func() {
 		if left, _ := os.ReadDir(p.temp); len(left) > 0 {
 			t.Errorf("left in TMPDIR: %v", left)
