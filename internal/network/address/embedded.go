@@ -54,6 +54,18 @@ func (t *Table) embedded(addr netip.Addr) []netip.Addr {
 	return found
 }
 
+// Canonical is the address that an address stands for: IPv4 for what is mapped to IPv6 or
+// reached through a configured NAT64 prefix, else itself. Ranges are compared with it.
+func (t *Table) Canonical(addr netip.Addr) netip.Addr {
+	addr = addr.Unmap()
+	for _, p := range t.nat64 {
+		if p.Contains(addr) {
+			return nat64(addr.As16(), p.Bits())
+		}
+	}
+	return addr
+}
+
 // nat64 takes the IPv4 address out of an address with a NAT64 prefix of so many bits.
 // Bits 64 to 71 are not part of it (RFC 6052 2.2).
 func nat64(a [16]byte, bits int) netip.Addr {

@@ -131,7 +131,7 @@ func New(fd int, j Judge, l Limits) (*Stack, error) {
 			panic(err.String()) // an option of this version of the library
 		}
 	}
-	s.tcp = tcp.NewForwarder(s.net, firstBuffer, l.Pending, s.connect)
+	s.tcp = tcp.NewForwarder(s.net, mostBuffer, l.Pending, s.connect)
 	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.tcp.HandlePacket)
 	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.datagram)
 	for _, step := range []func() tcpip.Error{

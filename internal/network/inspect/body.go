@@ -1,0 +1,25 @@
+package inspect
+
+import (
+	"io"
+	"sync/atomic"
+)
+
+// countedBody counts what is read of a request's body, by the goroutine that sends it.
+type countedBody struct {
+	io.ReadCloser
+	n atomic.Int64
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n.Add(int64(n))
+	return n, err
+}
+
+// replyBuffers lends the buffers through which replies are copied.
+type replyBuffers struct{}
+
+func (replyBuffers) Get() []byte { return buffers.Get().(*[64 << 10]byte)[:] }
+
+func (replyBuffers) Put(b []byte) { buffers.Put((*[64 << 10]byte)(b)) }

@@ -1,0 +1,272 @@
+package inspect
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"strings"
+	"time"
+)
+
+// exchange is one request and its reply.
+type exchange struct {
+	http.ResponseWriter
+	proxy   *Proxy
+	client  *client
+	in      *http.Request
+	request Request
+	host    string   // that is sent
+	url     *url.URL // that is sent
+	verdict Verdict
+	body    *countedBody
+	filter  Filter
+	record  Record
+}
+
+// handle answers one request.
+func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
+	c := r.Context().Value(clientKey{}).(*client)
+	x := &exchange{ResponseWriter: w, proxy: p, client: c, in: r}
+	x.record = Record{Flow: c.site.flow, Start: time.Now(), Method: r.Method, Path: r.URL.Path}
+	defer x.end() // also when the handler is aborted
+	if denial := x.judge(); denial != nil {
+		x.deny(denial)
+		return
+	}
+	x.pass()
+}
+
+func (x *exchange) end() {
+	if x.proxy.Log == nil {
+		return
+	}
+	x.record.Duration = time.Since(x.record.Start)
+	if x.body != nil {
+		x.record.Sent = x.body.n.Load()
+	}
+	x.proxy.Log(x.record)
+}
+
+func (x *exchange) deny(d *Denial) {
+	x.record.Reason, x.record.Err = d.Reason, d.Message
+	if d.Rule != "" {
+		x.record.Rule = d.Rule
+	}
+	if x.client.framing != nil {
+		// The rest of a body that nobody reads would be taken for the next request by
+		// somebody else's parser.
+		x.Header().Set("Connection", "close")
+	}
+	d.write(x)
+}
+
+// judge checks the request's form and asks the judge.
+func (x *exchange) judge() *Denial {
+	c, r := x.client, x.in
+	f := c.site.flow
+	if c.framing != nil {
+		c.seen++
+		if denial := c.framing.refused(c.seen); denial != nil {
+			x.record.Method, x.record.Path = "", "" // they are those of the replacement
+			return denial
+		}
+	}
+	if c.refusal != nil {
+		return c.refusal
+	}
+	if len(r.Header) > fieldLimit {
+		return &Denial{Status: http.StatusRequestHeaderFieldsTooLarge, Reason: ReasonFraming, Message: "the request has more than 100 fields"}
+	}
+	if r.Method == http.MethodConnect || r.Method == http.MethodTrace {
+		return &Denial{Reason: ReasonMethod, Message: r.Method + " is never allowed",
+			Hint: "connect to the host directly: Berm needs no proxy settings inside"}
+	}
+	target, port, denial := originForm(r, f, c.site.scheme)
+	if denial != nil {
+		return denial
+	}
+	x.record.Path, _, _ = strings.Cut(target, "?")
+	if denial := upgrade(r); denial != nil {
+		return denial
+	}
+	x.request = Request{
+		Flow: f, Scheme: c.site.scheme, Method: r.Method, Authority: r.Host, Target: target,
+		Header: r.Header, Size: r.ContentLength,
+	}
+	v := x.proxy.Judge.HTTP(r.Context(), x.request)
+	x.verdict, x.record.Rule = v, v.Rule
+	if v.Allow {
+		x.host = hostField(f, port)
+		var exact bool
+		if x.url, exact = targetURL(c.site.scheme, f, v.Target); !exact {
+			v = Verdict{Rule: v.Rule, Detail: "its target could not be sent as it was judged"}
+		}
+	}
+	if !v.Allow {
+		d := &Denial{Reason: v.Reason, Rule: v.Rule, Hint: v.Hint,
+			Message: r.Method + " " + printable(x.record.Path) + " at " + f.Address() + " is not allowed"}
+		if v.Detail != "" {
+			d.Message += ": " + v.Detail
+		}
+		if d.Reason == "" {
+			d.Reason = ReasonPolicy
+		}
+		return d
+	}
+	if v.MaxBody > 0 && r.ContentLength > v.MaxBody {
+		return x.tooLong()
+	}
+	return nil
+}
+
+func (x *exchange) tooLong() *Denial {
+	return &Denial{Status: http.StatusRequestEntityTooLarge, Reason: ReasonBody, Rule: x.verdict.Rule,
+		Message: "the request's body is longer than the rule allows"}
+}
+
+// upgrade refuses all upgrades but that to WebSocket (RFC 6455), which is judged. An offer
+// of HTTP/2 is declined by silence (RFC 9110 section 7.8), since Java's client makes it in
+// each plain request.
+func upgrade(r *http.Request) *Denial {
+	offers := r.Header.Values("Upgrade")
+	if len(offers) == 0 {
+		return nil
+	}
+	if len(offers) == 1 && r.ProtoMajor == 1 {
+		switch strings.ToLower(offers[0]) {
+		case "websocket":
+			if r.Method == http.MethodGet && r.ContentLength == 0 {
+				return nil
+			}
+		case "h2c":
+			r.Header.Del("Upgrade")
+			r.Header.Del("Http2-Settings")
+			return nil
+		}
+	}
+	return &Denial{Reason: ReasonUpgrade, Message: "an upgrade to " + printable(strings.Join(offers, ", ")) + " is never allowed"}
+}
+
+// pass sends the request on and the reply back.
+func (x *exchange) pass() {
+	if x.in.Body != nil && x.in.ContentLength != 0 {
+		if x.verdict.MaxBody > 0 {
+			x.in.Body = http.MaxBytesReader(x.ResponseWriter, x.in.Body, x.verdict.MaxBody)
+		}
+		x.body = &countedBody{ReadCloser: x.in.Body}
+		x.in.Body = x.body
+	}
+	if x.in.ProtoMajor == 1 {
+		// Otherwise the server reads the whole body before it sends a reply.
+		http.NewResponseController(x.ResponseWriter).EnableFullDuplex() //nolint:errcheck // HTTP/1 can
+	}
+	proxy := httputil.ReverseProxy{
+		Rewrite:        x.rewrite,
+		Transport:      x,
+		FlushInterval:  -1,
+		BufferPool:     replyBuffers{},
+		ModifyResponse: x.reply,
+		ErrorHandler:   x.failed,
+		ErrorLog:       discard,
+	}
+	proxy.ServeHTTP(x, x.in)
+}
+
+var discard = log.New(io.Discard, "", 0)
+
+// rewrite makes the request that is sent. What concerns one connection alone, Forwarded and
+// its kin are already gone.
+func (x *exchange) rewrite(r *httputil.ProxyRequest) {
+	r.Out.Host, r.Out.URL = x.host, x.url
+	r.Out.Trailer = r.In.Trailer // filled while the body is read
+	r.Out.Header.Del("X-Real-Ip")
+}
+
+// RoundTrip adds credentials and sends the request.
+func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
+	if broker := x.proxy.Credentials; broker != nil {
+		filter, err := broker.Attach(x.request, x.verdict, out)
+		if err != nil {
+			x.record.Err = err.Error()
+			if d := (*Denial)(nil); errors.As(err, &d) {
+				return nil, d
+			}
+			return nil, &Denial{Reason: ReasonSecret, Rule: x.verdict.Rule, Message: "the credential for " + x.request.Flow.Name + " could not be used"}
+		}
+		if x.filter = filter; filter != nil {
+			// A reply that is encoded or in parts cannot be searched.
+			out.Header.Set("Accept-Encoding", "identity")
+			out.Header.Del("Range")
+			out.Header.Del("If-Range")
+			out.Header.Del("Sec-Websocket-Extensions")
+		}
+	}
+	return x.client.site.transport.RoundTrip(out)
+}
+
+// reply is called with the head of the reply.
+func (x *exchange) reply(res *http.Response) error {
+	res.Header.Del("Alt-Svc") // there is no other way than this one
+	if x.filter != nil {
+		return filterReply(res, x.filter)
+	}
+	return nil
+}
+
+// failed answers a request that has no reply.
+func (x *exchange) failed(_ http.ResponseWriter, _ *http.Request, err error) {
+	var tooLong *http.MaxBytesError
+	switch {
+	case errors.As(err, &tooLong):
+		x.deny(x.tooLong())
+	case x.client.framing != nil && x.client.framing.broken() != nil:
+		x.deny(x.client.framing.broken())
+	case errors.Is(err, context.Canceled) && x.in.Context().Err() != nil:
+		x.record.Err = "the client left"
+	default:
+		denial := upstreamFailed(x.request.Flow, err)
+		detail := x.record.Err
+		x.deny(denial)
+		if detail != "" {
+			x.record.Err = detail
+		}
+	}
+}
+
+// WriteHeader notes the status. Heads before the last, such as 103, come from the upstream
+// without having passed the filter. The server itself sends 100 when the body is read.
+func (x *exchange) WriteHeader(status int) {
+	if status < 200 && status != http.StatusSwitchingProtocols {
+		if x.filter == nil && status != http.StatusContinue {
+			x.ResponseWriter.WriteHeader(status)
+		}
+		return
+	}
+	x.record.Status = status
+	x.ResponseWriter.WriteHeader(status)
+}
+
+func (x *exchange) Write(p []byte) (int, error) {
+	n, err := x.ResponseWriter.Write(p)
+	x.record.Received += int64(n)
+	return n, err
+}
+
+// Unwrap lets http.ResponseController find Flush.
+func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
+
+// Hijack is called when the upstream has agreed to WebSocket, before the client is told.
+func (x *exchange) Hijack() (net.Conn, *bufio.ReadWriter, error) {
+	conn, rw, err := http.NewResponseController(x.ResponseWriter).Hijack()
+	if err == nil {
+		x.record.Status = http.StatusSwitchingProtocols
+		x.client.framing.raw = true
+	}
+	return conn, rw, err
+}

@@ -1,0 +1,443 @@
+package policy
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/address"
+)
+
+// Reason says why something was denied. The list is closed.
+type Reason string
+
+// The reasons of denials.
+const (
+	ReasonMetadata    Reason = "metadata"           // a cloud's metadata service
+	ReasonPrivate     Reason = "private"            // a private network
+	ReasonHost        Reason = "host"               // the host, or its loopback
+	ReasonMulticast   Reason = "multicast"          //
+	ReasonReserved    Reason = "reserved"           // not the public internet
+	ReasonDestination Reason = "destination"        // neither a name nor an address
+	ReasonOperator    Reason = "operator"           // the operator's own rules
+	ReasonRule        Reason = "rule"               // a rule of the policy denies it
+	ReasonNotListed   Reason = "not_listed"         // no rule names it
+	ReasonPort        Reason = "port"               // a rule names it with other ports
+	ReasonProto       Reason = "proto"              // a rule names it with another protocol
+	ReasonExpired     Reason = "expired"            // a rule named it until some time, or for one use
+	ReasonDNSPrivate  Reason = "dns_private_answer" // an allowed name has no address that may be dialed
+	ReasonSNI         Reason = "sni_mismatch"
+	ReasonECH         Reason = "ech"
+	ReasonTLS         Reason = "tls" // the rule requires or forbids TLS
+	ReasonAuthority   Reason = "authority_mismatch"
+	ReasonMethod      Reason = "method"
+	ReasonPath        Reason = "path"
+	ReasonQuery       Reason = "query"
+	ReasonHeader      Reason = "header"
+	ReasonBody        Reason = "body" // too large, or of a type that is not listed
+	ReasonUpgrade     Reason = "upgrade"
+	ReasonLimit       Reason = "limit"
+	ReasonNoSession   Reason = "no_session"
+	ReasonPolicy      Reason = "policy_error" // there is no policy
+)
+
+// Flow is a connection or an exchange of datagrams that begins.
+type Flow struct {
+	Host  Host
+	Port  uint16
+	Proto Proto // TCP or UDP
+	Time  time.Time
+	// Spent says whether a rule for one flow was used; nil for none.
+	Spent func(rule string) bool
+}
+
+// Verdict is what was decided about a flow or a request, and by what.
+type Verdict struct {
+	Action   Action
+	Reason   Reason // "" when Action is Allow
+	Rule     string // the rule that decided, or that came nearest; "" for none
+	Revision string
+	Detail   string // what is wrong in particular; may be empty
+	Flow     Flow
+	// Match is the rule whose limits and credentials apply; nil for the default.
+	Match *Rule
+	// Credentials are those that may be used.
+	Credentials []string
+	// Inspect says that requests have to be looked into: DecideHTTP decides each.
+	Inspect bool
+	// Sniff says the same if the client begins with TLS or HTTP. Else the flow is passed on
+	// as it is: no rule asks for HTTP on its port.
+	Sniff bool
+	// Target is the request target to forward, in a verdict about a request.
+	Target string
+	// MaxBody is the most bytes of the request's body that may be forwarded; 0 for no limit.
+	MaxBody int64
+
+	order int  // how many rules stand before the one that decided
+	named bool // the destination is named, and not only public
+}
+
+// Evaluator decides by a policy. It is safe for concurrent use and never changes.
+type Evaluator struct {
+	policy *Policy
+	table  *address.Table
+	floor  []compiled
+	rules  []compiled
+}
+
+type compiled struct {
+	*Rule
+	names         []Target
+	ranges        []netip.Prefix
+	public, named bool // the groups of that name
+}
+
+// NewEvaluator prepares a policy under the operator's floor, whose rules can only deny.
+// It fails with Invalid when a rule contradicts itself. Nobody may change the policy
+// afterwards.
+func NewEvaluator(p *Policy, floor []Rule, table *address.Table) (*Evaluator, error) {
+	e := &Evaluator{policy: p, table: table}
+	for i := range floor {
+		if floor[i].action() != Deny {
+			return nil, berm.Errorf(berm.Invalid, "rule %s of the operator does not deny", floor[i].ID).
+				WithHint("the operator's rules stand above every policy and can only deny")
+		}
+	}
+	for _, list := range []struct {
+		from []Rule
+		to   *[]compiled
+	}{{floor, &e.floor}, {p.Rules, &e.rules}} {
+		for i := range list.from {
+			r := &list.from[i]
+			if err := r.check(); err != nil {
+				return nil, err
+			}
+			*list.to = append(*list.to, compile(r))
+		}
+	}
+	return e, nil
+}
+
+func compile(r *Rule) compiled {
+	c := compiled{Rule: r}
+	add := func(t Target) {
+		if t.kind == addrRange {
+			c.ranges = append(c.ranges, t.prefix)
+		} else {
+			c.names = append(c.names, t)
+		}
+	}
+	for _, t := range r.To {
+		switch {
+		case t.kind != namedGroup:
+			add(t)
+		case t.name == groupPublic:
+			c.public = true
+		case t.name == groupNames:
+			c.named = true
+		default:
+			for _, m := range groups()[t.name] {
+				add(m)
+			}
+		}
+	}
+	return c
+}
+
+// guarded are ports that only a rule which names them opens: mail, through which
+// sandboxes would send spam, and DNS, which Berm answers itself.
+var guarded = [...]uint16{25, 53, 465, 587, 853}
+
+// fit says how far a rule matches.
+type fit uint8
+
+const (
+	fitNone fit = iota
+	fitHost
+	fitProto
+	fitPort
+	fitAll
+)
+
+// fits also says whether the rule names the destination, or means all that is public.
+func (c *compiled) fits(f Flow, addr netip.Addr, class address.Class) (fit, bool) {
+	var named, hit bool
+	if name := f.Host.Name; name != "" {
+		named = slices.ContainsFunc(c.names, func(t Target) bool { return t.matchName(name) })
+		hit = named || (c.public || c.named) && !private(name)
+	} else {
+		named = slices.ContainsFunc(c.ranges, func(p netip.Prefix) bool { return p.Contains(addr) })
+		hit = named || c.public && class == address.Public
+	}
+	if !hit {
+		return fitNone, false
+	}
+	return c.fitsService(f), named
+}
+
+// fitsService is fits for a destination that the rule means.
+func (c *compiled) fitsService(f Flow) fit {
+	if proto := c.proto(); proto != AnyProto && proto != f.Proto {
+		return fitHost
+	}
+	allows := c.action() != Deny
+	if !slices.ContainsFunc(c.ports(), func(p PortRange) bool {
+		return p.contains(f.Port) && (!allows || p.From == p.To || !slices.Contains(guarded[:], f.Port))
+	}) {
+		return fitProto
+	}
+	if !c.Expires.IsZero() && !f.Time.Before(c.Expires) || c.Once && f.Spent != nil && f.Spent(c.ID) {
+		return fitPort
+	}
+	return fitAll
+}
+
+var nearReasons = [...]Reason{fitHost: ReasonProto, fitProto: ReasonPort, fitPort: ReasonExpired}
+
+// Decide judges a flow by what is known when it begins: the first rule that matches wins.
+// A flow to a name that is allowed still needs Vet for the addresses of the name.
+func (e *Evaluator) Decide(f Flow) Verdict {
+	v := Verdict{Action: Deny, Flow: f, Reason: ReasonPolicy}
+	if e == nil {
+		return v
+	}
+	v.Revision, v.order = e.policy.Revision, len(e.rules)
+	addr, class := f.Host.Addr, address.Public
+	if f.Host.Name == "" {
+		class = e.table.Judge(addr)
+		addr = e.table.Canonical(addr)
+		v.Detail = address.Describe(addr)
+		if class.Denied() {
+			v.Reason = classReason(class)
+			return v
+		}
+	} else if v.Reason = forbidden(f.Host.Name); v.Reason != "" {
+		return v
+	}
+	if f.Port == 0 || f.Proto != TCP && f.Proto != UDP {
+		v.Reason = ReasonDestination
+		return v
+	}
+	for i := range e.floor {
+		if fit, _ := e.floor[i].fits(f, addr, class); fit == fitAll {
+			v.Rule, v.Reason, v.Detail = e.floor[i].ID, ReasonOperator, e.floor[i].Reason
+			return v
+		}
+	}
+	nearest := fitNone
+	for i := range e.rules {
+		r := &e.rules[i]
+		fit, named := r.fits(f, addr, class)
+		if fit != fitAll {
+			if fit > nearest && r.action() != Deny {
+				nearest, v.Rule = fit, r.ID
+			}
+			continue
+		}
+		v.Action, v.Rule, v.Match, v.order, v.named = r.action(), r.ID, r.Rule, i, named
+		if v.Reason, v.Detail = "", r.Reason; v.Action == Deny {
+			v.Reason, v.Match = ReasonRule, nil
+			return v
+		}
+		e.attach(&v)
+		return v
+	}
+	public := class == address.Public && (f.Host.Name == "" || !private(f.Host.Name))
+	if e.policy.Default == AllowPublic && public {
+		switch {
+		case f.Proto != TCP:
+			nearest = max(nearest, fitHost)
+		case slices.Contains(guarded[:], f.Port):
+			nearest = max(nearest, fitProto)
+		default:
+			v.Action, v.Reason, v.Rule = Allow, "", ""
+			e.attach(&v)
+			return v
+		}
+	}
+	if v.Reason = ReasonNotListed; nearest != fitNone {
+		v.Reason = nearReasons[nearest]
+	}
+	return v
+}
+
+// attach adds the credentials of the flow's destination. They need TCP that Berm may
+// look into.
+func (e *Evaluator) attach(v *Verdict) {
+	if v.Match != nil {
+		v.Credentials, v.Inspect = slices.Clone(v.Match.Attach), v.Match.inspects()
+		if v.Match.TLS == TLSPassthrough || v.Match.Opaque {
+			return
+		}
+	}
+	id := e.attached(v.Flow.Host.Name)
+	if id == "" || v.Flow.Proto != TCP {
+		return
+	}
+	v.Credentials = append(v.Credentials, id)
+	if web := v.Flow.Port == 80 || v.Flow.Port == 443; web || v.Inspect {
+		v.Inspect = true
+	} else {
+		v.Sniff = true
+	}
+}
+
+// attached is the credential for a name: of the exact name before the longest wildcard.
+func (e *Evaluator) attached(name string) string {
+	best, id := -1, ""
+	for _, a := range e.policy.Attach {
+		for _, t := range a.To {
+			if name == "" || !t.matchName(name) {
+				continue
+			}
+			length := len(t.name)
+			if t.kind == exactName {
+				length = 1 << 10
+			}
+			if length > best {
+				best, id = length, a.Credential
+			}
+		}
+	}
+	return id
+}
+
+func classReason(c address.Class) Reason {
+	switch c {
+	case address.Metadata:
+		return ReasonMetadata
+	case address.Private, address.LinkLocal:
+		return ReasonPrivate
+	case address.Host, address.Loopback:
+		return ReasonHost
+	case address.Multicast:
+		return ReasonMulticast
+	case address.Malformed:
+		return ReasonDestination
+	}
+	return ReasonReserved
+}
+
+// Vet returns those addresses of a flow's name that may be dialed: public ones, and
+// opened ones if the verdict's rule names the name; none that the operator's floor or a
+// range in an earlier rule denies. When none is left the verdict returned denies.
+func (e *Evaluator) Vet(v Verdict, addrs []netip.Addr) ([]netip.Addr, Verdict) {
+	if v.Action != Allow {
+		return nil, v
+	}
+	var left []netip.Addr
+	denied := Verdict{
+		Action: Deny, Reason: ReasonDNSPrivate, Rule: v.Rule, Revision: v.Revision, Flow: v.Flow,
+		Detail: "the name has no address",
+	}
+	for _, a := range addrs {
+		class := e.table.Judge(a)
+		addr := e.table.Canonical(a)
+		if class.Denied() || class == address.Opened && !v.named {
+			denied.Reason, denied.Rule, denied.Detail = ReasonDNSPrivate, v.Rule, "its address "+addr.String()+" is not public"
+			continue
+		}
+		by := e.rangeDenies(v, addr)
+		if by == nil {
+			left = append(left, a)
+			continue
+		}
+		denied.Reason, denied.Rule, denied.Detail = ReasonRule, by.ID, "its address "+addr.String()+" is in a range of the rule"
+	}
+	if len(left) == 0 {
+		return nil, denied
+	}
+	return left, v
+}
+
+// rangeDenies returns the rule before the verdict's own that decides about the address
+// and does not plainly allow it: its conditions would not be the ones that are enforced.
+func (e *Evaluator) rangeDenies(v Verdict, addr netip.Addr) *Rule {
+	for _, rules := range [...][]compiled{e.floor, e.rules[:v.order]} {
+		for i := range rules {
+			r := &rules[i]
+			if !slices.ContainsFunc(r.ranges, func(p netip.Prefix) bool { return p.Contains(addr) }) || r.fitsService(v.Flow) != fitAll {
+				continue
+			}
+			if r.action() == Allow && !r.inspects() && r.TLS == "" && r.Limits == (Limits{}) {
+				return nil
+			}
+			return r.Rule
+		}
+	}
+	return nil
+}
+
+// NeedsInspection says whether requests over TCP to a destination have to be looked into,
+// so that the sandbox must trust Berm's certificate for it.
+func (e *Evaluator) NeedsInspection(host Host, port uint16, now time.Time) bool {
+	v := e.Decide(Flow{Host: host, Port: port, Proto: TCP, Time: now})
+	return v.Action != Deny && (v.Inspect || v.Sniff)
+}
+
+// CanInspect says whether any flow may need inspection, so that certificates have to be
+// installed at all.
+func (e *Evaluator) CanInspect() bool {
+	return len(e.policy.Attach) > 0 || slices.ContainsFunc(e.policy.Rules, func(r Rule) bool { return r.inspects() })
+}
+
+// AllowsName says whether a rule or the default could let a flow to a name pass, on
+// whatever port: names for which it is false are not resolved.
+func (e *Evaluator) AllowsName(name string, now time.Time) bool {
+	if e == nil || forbidden(name) != "" {
+		return false
+	}
+	f := Flow{Host: Host{Name: name}, Time: now, Proto: TCP}
+	for i := range e.rules {
+		r := &e.rules[i]
+		if r.action() == Deny || !r.Expires.IsZero() && !now.Before(r.Expires) {
+			continue
+		}
+		if fit, _ := r.fits(f, netip.Addr{}, address.Public); fit != fitNone {
+			// Only if no rule before denies all that it would allow.
+			if !slices.ContainsFunc(e.rules[:i], func(d compiled) bool { return d.action() == Deny && d.deniesAll(name, r) }) {
+				return !e.floorDenies(name, r)
+			}
+		}
+	}
+	if e.policy.Default != AllowPublic || private(name) {
+		return false
+	}
+	all := compile(&Rule{Ports: []PortRange{AnyPort}})
+	return !slices.ContainsFunc(e.rules, func(d compiled) bool { return d.action() == Deny && d.deniesAll(name, &all) }) && !e.floorDenies(name, &all)
+}
+
+func (e *Evaluator) floorDenies(name string, r *compiled) bool {
+	return slices.ContainsFunc(e.floor, func(d compiled) bool { return d.deniesAll(name, r) })
+}
+
+// deniesAll says whether c matches a name with every port and protocol of r.
+func (c *compiled) deniesAll(name string, r *compiled) bool {
+	fit, _ := c.fits(Flow{Host: Host{Name: name}, Proto: TCP}, netip.Addr{}, address.Public)
+	return fit != fitNone && coversService(c.Rule, r.Rule)
+}
+
+// coversService says whether a rule has all ports and protocols of another, for ever.
+func coversService(r, of *Rule) bool {
+	if !r.Expires.IsZero() || r.Once || r.proto() != AnyProto && r.proto() != of.proto() {
+		return false
+	}
+	for _, p := range of.ports() {
+		if !slices.ContainsFunc(r.ports(), func(q PortRange) bool { return q.From <= p.From && p.To <= q.To }) {
+			return false
+		}
+	}
+	return true
+}
+
+// header returns a header's values, whatever the case of its name.
+func header(all map[string][]string, name string) (values []string) {
+	for key, v := range all {
+		if strings.EqualFold(key, name) {
+			values = append(values, v...)
+		}
+	}
+	return values
+}

@@ -1,0 +1,121 @@
+package policy
+
+import (
+	"net"
+	"strconv"
+	"strings"
+)
+
+// Explain says in one or a few lines what was decided, why, and which line of a policy
+// would allow what was denied. It is written for people and for agents, who can act on
+// it, and tells nothing that the policy does not.
+func (v Verdict) Explain() string {
+	at := net.JoinHostPort(v.Flow.Host.String(), strconv.Itoa(int(v.Flow.Port)))
+	if v.Flow.Proto == UDP {
+		at += "/udp"
+	}
+	by := "the default of the policy"
+	if v.Rule != "" {
+		by = "rule " + v.Rule
+	}
+	switch v.Action {
+	case Allow:
+		return at + " is allowed by " + by + "."
+	case Ask:
+		return at + " needs a yes: " + by + " asks for it."
+	}
+	text := "Denied (" + string(v.Reason) + "): " + at
+	detail := func(or string) string {
+		if v.Detail != "" {
+			return v.Detail
+		}
+		return or
+	}
+	switch v.Reason {
+	case ReasonMetadata, ReasonMulticast, ReasonDestination:
+		return text + " is " + describe(v) + ". No policy can allow it."
+	case ReasonPrivate, ReasonHost, ReasonReserved:
+		return text + " is " + describe(v) + ". No policy can allow it; the operator of this host can open single ranges."
+	case ReasonOperator:
+		return text + " is denied by the operator's rule " + v.Rule + note(v.Detail) + ". No policy can allow it."
+	case ReasonDNSPrivate:
+		return text + " cannot be reached: " + detail("it has no public address") + "."
+	case ReasonRule:
+		return text + " is denied by " + by + note(v.Detail) + ". Change or remove the rule to allow it."
+	case ReasonNotListed:
+		return text + " is not in the policy. This rule would allow it:\n  - " + v.rule(v.Flow.Port).String()
+	case ReasonPort, ReasonProto:
+		what := "port"
+		if v.Reason == ReasonProto {
+			what = "protocol"
+		}
+		if v.Rule == "" {
+			return text + ": the default of the policy does not have this " + what + ". This rule would allow it:\n  - " + v.rule(v.Flow.Port).String()
+		}
+		return text + ": rule " + v.Rule + " has the destination, but not this " + what + ". This rule would allow it:\n  - " + v.rule(v.Flow.Port).String()
+	case ReasonExpired:
+		return text + ": rule " + v.Rule + " has expired or was used up. A new rule would allow it:\n  - " + v.rule(v.Flow.Port).String()
+	case ReasonPolicy:
+		return text + ": there is no policy yet."
+	case ReasonNoSession:
+		return text + ": the sandbox has ended."
+	case ReasonLimit:
+		return text + ": the limit of " + by + " is used up" + note(v.Detail) + "."
+	}
+	// What is wrong with a request.
+	text += " is in " + by + ", but " + detail("the "+string(v.Reason)+" is not allowed") + "."
+	switch v.Reason {
+	case ReasonMethod, ReasonPath, ReasonQuery, ReasonHeader, ReasonBody, ReasonUpgrade:
+		text += " Its conditions stand under http: in the rule."
+	}
+	return text
+}
+
+func describe(v Verdict) string {
+	if v.Detail != "" {
+		return v.Detail
+	}
+	switch v.Reason {
+	case ReasonMetadata:
+		return "a name of a cloud's metadata service"
+	case ReasonHost:
+		return "the host that runs the sandbox"
+	case ReasonPrivate:
+		return "in a private network"
+	}
+	return "no destination"
+}
+
+func note(detail string) string {
+	if detail == "" {
+		return ""
+	}
+	return " (" + detail + ")"
+}
+
+// rule is the least rule that would allow the verdict's flow.
+func (v Verdict) rule(ports ...uint16) *Rule {
+	r := &Rule{To: []Target{v.Flow.target()}}
+	for _, p := range ports {
+		r.Ports = append(r.Ports, PortRange{p, p})
+	}
+	if v.Flow.Proto == UDP {
+		r.Proto = UDP
+	}
+	return r
+}
+
+func (f Flow) target() Target {
+	if f.Host.Name != "" {
+		return Target{kind: exactName, name: f.Host.Name}
+	}
+	addr := f.Host.Addr.Unmap().WithZone("")
+	prefix, _ := addr.Prefix(addr.BitLen())
+	return rangeTarget(prefix)
+}
+
+// id makes an id of a destination.
+func id(t Target) string {
+	s := strings.Trim(strings.NewReplacer("*", "all", "/", "-").Replace(t.String()), ".:")
+	return s[:min(len(s), 60)]
+}
