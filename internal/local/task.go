@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -140,6 +141,8 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 	run := session.Run{Argv: t.Argv, Started: time.Now(), ExitCode: -1, Reason: "it did not end"}
 	var store *session.Store
 	var s *session.Session
+	var noting sync.WaitGroup
+	var unnoted error
 	made, unchanged := t.Session == "", true
 	var cu cleanup.Cleanup
 	defer cu.Clean()
@@ -166,6 +169,8 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 			}
 		}
 		s.Runs = append(s.Runs, run)
+		// Should this process be killed, the session is whole all the same.
+		noting.Go(func() { unnoted = s.Note() })
 		return s, nil
 	}
 	// What the project is now tells later what changed in it beside the session.
@@ -175,14 +180,16 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 	r.Started = func() {
 		go func() {
 			err := s.Record(recording)
+			noting.Wait()
+			err = errors.Join(unnoted, err)
 			if recording.Err() == nil {
-				// Should this process be killed, the session is whole all the same.
 				err = errors.Join(err, s.Save(), store.Sweep(recording))
 			}
 			recorded <- err
 		}()
 	}
 	result.Outcome, err = Run(ctx, r)
+	noting.Wait()
 	if err != nil {
 		if weaker(t, err) {
 			return Result{}, berm.Errorf(berm.Unsupported, "%w", err).

@@ -176,7 +176,13 @@ func makeLayer(dir *os.File, project *unix.Stat_t) error {
 }
 
 // Save writes the session's description, for good (fsync). The session must be locked.
-func (s *Session) Save() error {
+func (s *Session) Save() error { return s.save(true) }
+
+// Note writes the session's description without waiting for the disk: it outlives this
+// process, though perhaps not the machine. The session must be locked.
+func (s *Session) Note() error { return s.save(false) }
+
+func (s *Session) save(sync bool) error {
 	d := disk{Version: format, Name: s.Name, Project: s.Project, Created: s.Created, Preset: s.Preset}
 	if !utf8.ValidString(d.Project) {
 		d.ProjectBytes = []byte(d.Project)
@@ -187,7 +193,7 @@ func (s *Session) Save() error {
 	}
 	data, err := json.Marshal(d)
 	if err == nil {
-		err = s.write(description, data)
+		err = s.write(description, data, sync)
 	}
 	if err != nil {
 		return stateError(err, "save the session "+s.Name)
@@ -209,14 +215,14 @@ func clip(argv []string) []string {
 
 // write replaces a file of the session's directory, so that a crash leaves the old one or
 // the new one.
-func (s *Session) write(name string, data []byte) error {
+func (s *Session) write(name string, data []byte, sync bool) error {
 	temporary := filepath.Join(s.Name, name+".new")
 	f, err := s.store.root.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if _, err = f.Write(data); err == nil {
+	if _, err = f.Write(data); err == nil && sync {
 		err = f.Sync()
 	}
 	if err != nil {

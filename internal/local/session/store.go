@@ -68,7 +68,7 @@ func Open(stateDir string) (*Store, error) {
 func (s *Store) Close() error { return s.root.Close() }
 
 // Create makes a session of a project, given by its absolute path without symbolic links,
-// and locks it. Nothing but directories is written: until Save the session is not listed,
+// and locks it. Nothing but directories is written: until Note or Save it is not listed,
 // and when its process dies before, Sweep takes it away unless it holds changes.
 func (s *Store) Create(project, preset string) (*Session, error) {
 	if !filepath.IsAbs(project) {
@@ -267,27 +267,36 @@ func (s *Store) Sweep(ctx context.Context) error {
 		case strings.HasPrefix(name, trashPrefix):
 			errs = append(errs, s.delete(ctx, name))
 		case isName(name):
-			errs = append(errs, s.sweepUnsaved(ctx, name))
+			errs = append(errs, s.sweepAbandoned(ctx, name))
 		}
 	}
 	return errors.Join(errs...)
 }
 
-// sweepUnsaved deletes a session whose process died before it saved it and changed nothing.
-func (s *Store) sweepUnsaved(ctx context.Context, name string) error {
-	unsaved := func() bool {
-		_, err := s.root.Lstat(filepath.Join(name, description))
-		return errors.Is(err, fs.ErrNotExist)
-	}
+// sweepAbandoned deletes a session whose process was killed in its first run and that
+// changed nothing.
+func (s *Store) sweepAbandoned(ctx context.Context, name string) error {
 	session := &Session{Name: name, store: s}
-	if !unsaved() || session.flock() != nil {
+	if !session.abandoned() || session.flock() != nil {
 		return nil
 	}
 	defer session.Unlock()
-	if changed, err := session.Changed(); !unsaved() || changed || err != nil {
+	if !session.abandoned() {
 		return nil
 	}
 	return s.discard(ctx, name)
+}
+
+// abandoned says whether the session's only run did not end and changed nothing, unless it
+// still goes on.
+func (s *Session) abandoned() bool {
+	if changed, err := s.Changed(); changed || err != nil {
+		return false
+	}
+	if err := s.load(); err != nil {
+		return berm.KindOf(err) == berm.NotFound
+	}
+	return len(s.Runs) == 1 && s.Runs[0].Ended.IsZero()
 }
 
 // entries returns the names in the store's directory, sorted.
