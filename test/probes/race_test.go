@@ -48,8 +48,8 @@ while True:
 
 // race repeats f for a while, or until it fails.
 func race(t *testing.T, f func()) {
-	limit := 2 * time.Second
-	if os.Getenv("BERM_TEST_ALL") != "" {
+	limit := time.Second
+	if all {
 		limit = 20 * time.Second
 	}
 	for end := time.Now().Add(limit); time.Now().Before(end) && !t.Failed(); {
@@ -61,7 +61,7 @@ func race(t *testing.T, f func()) {
 // and nothing takes the session away from it.
 func TestDiffWhileRunning(t *testing.T) {
 	v, j := newLocal(t)
-	v.each(t, func(t *testing.T, a *account) {
+	v.each(t, false, func(t *testing.T, a *account) {
 		before := v.files()
 		a.start("run", "-q", "--", "python3", "-c", swap, "race", a.home+"/.ssh")
 		name := a.session()
@@ -84,7 +84,7 @@ func TestDiffWhileRunning(t *testing.T) {
 // what another run shows.
 func TestRaceWithCommandInPlace(t *testing.T) {
 	v, j := newLocal(t)
-	v.each(t, func(t *testing.T, a *account) {
+	v.each(t, false, func(t *testing.T, a *account) {
 		a.write("home/victim/file", "untouched")
 		a.write("home/victim/token", j.token("a directory that a link leads to"))
 		a.write("work/project/race/file", "x")
@@ -113,7 +113,7 @@ func TestRaceWithCommandInPlace(t *testing.T) {
 // around it, is not what the session is of.
 func TestProjectBecomesLink(t *testing.T) {
 	v, _ := newLocal(t)
-	v.each(t, func(t *testing.T, a *account) {
+	v.each(t, false, func(t *testing.T, a *account) {
 		a.write("home/victim/file", "untouched")
 		if output, code := a.do("run", "-q", "--", "sh", "-c", "echo hostile >file; echo hostile >new; rm README"); code != 0 {
 			t.Fatal(output)

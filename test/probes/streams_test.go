@@ -28,7 +28,7 @@ for path in ("/proc/self/fd/0/..", "/proc/self/fd/0/../secret", "/proc/self/fd/1
 // command, which has the user's id. Nothing beside the file is reached through it.
 func TestStreams(t *testing.T) {
 	v, j := newLocal(t)
-	v.each(t, func(t *testing.T, a *account) {
+	v.each(t, false, func(t *testing.T, a *account) {
 		a.write("streams/in", "input\n")
 		a.write("streams/secret", j.token("a file beside a stream"))
 		a.write("streams/out", "")

@@ -18,5 +18,4 @@ done
 sudo -n cat /etc/shadow 2>/dev/null
 newuidmap $$ 0 0 1 2>/dev/null && echo "GAINED a map"
 mount --bind /etc /mnt 2>/dev/null && echo "GAINED a mount"
-echo root | unix_chkpwd root nullok 2>/dev/null && echo "GAINED a look at passwords"
 echo done
