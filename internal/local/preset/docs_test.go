@@ -37,8 +37,8 @@ func TestDocumentation(t *testing.T) {
 			variables = strings.Fields(block)
 		}
 	}
-	if examples != 2 {
-		t.Errorf("%d examples, want 2", examples)
+	if examples != 3 {
+		t.Errorf("%d examples, want 3", examples)
 	}
 	if !slices.Equal(variables, base.Env) {
 		t.Errorf("documented are %q, passed %q", variables, base.Env)
