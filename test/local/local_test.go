@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -47,6 +48,9 @@ func run(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(filepath.Dir(binary))
+	if signal.Ignored(os.Interrupt) { // by what isolates the test: programs would ignore it too
+		signal.Notify(make(chan os.Signal, 1), os.Interrupt)
+	}
 	return m.Run()
 }
 

@@ -274,11 +274,11 @@ func TestOtherFileSystems(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			root(t)
-			mount := image(t, how[0], how[1], how[2:]...)
-			if out, err := exec.Command("unshare", "--mount", "sh", "-c", strings.ReplaceAll(mount, "$M", "/mnt")).CombinedOutput(); err != nil {
-				t.Skipf("the kernel cannot mount it: %s", out)
-			}
 			each(t, func(p *person) {
+				mount := image(p.T, how[0], how[1], how[2:]...)
+				if out, err := exec.Command("unshare", "--mount", "sh", "-c", strings.ReplaceAll(mount, "$M", "/mnt")).CombinedOutput(); err != nil {
+					p.Skipf("the kernel cannot mount it: %s", out)
+				}
 				c := p.mounted(mount)
 				r := c.sh("cat file; echo two > file")
 				if r.code == 125 { // vfat and case-insensitive directories are no lower layers
