@@ -1,6 +1,7 @@
 package inspect
 
 import (
+	"errors"
 	"io"
 	"sync/atomic"
 )
@@ -8,12 +9,16 @@ import (
 // countedBody counts what is read of a request's body, by the goroutine that sends it.
 type countedBody struct {
 	io.ReadCloser
-	n atomic.Int64
+	n     atomic.Int64
+	ended atomic.Bool
 }
 
 func (b *countedBody) Read(p []byte) (int, error) {
 	n, err := b.ReadCloser.Read(p)
 	b.n.Add(int64(n))
+	if errors.Is(err, io.EOF) {
+		b.ended.Store(true)
+	}
 	return n, err
 }
 

@@ -155,12 +155,13 @@ func upgrade(r *http.Request) *Denial {
 
 // pass sends the request on and the reply back.
 func (x *exchange) pass() {
-	if x.in.Body != nil && x.in.ContentLength != 0 {
+	in := x.in.WithContext(x.in.Context()) // a copy: the server looks at the type of its body
+	if in.Body != nil && in.ContentLength != 0 {
 		if x.verdict.MaxBody > 0 {
-			x.in.Body = http.MaxBytesReader(x.ResponseWriter, x.in.Body, x.verdict.MaxBody)
+			in.Body = http.MaxBytesReader(x.ResponseWriter, in.Body, x.verdict.MaxBody)
 		}
-		x.body = &countedBody{ReadCloser: x.in.Body}
-		x.in.Body = x.body
+		x.body = &countedBody{ReadCloser: in.Body}
+		in.Body = x.body
 	}
 	if x.in.ProtoMajor == 1 {
 		// Otherwise the server reads the whole body before it sends a reply.
@@ -175,7 +176,7 @@ func (x *exchange) pass() {
 		ErrorHandler:   x.failed,
 		ErrorLog:       discard,
 	}
-	proxy.ServeHTTP(x, x.in)
+	proxy.ServeHTTP(x, in)
 }
 
 var discard = log.New(io.Discard, "", 0)
@@ -247,6 +248,10 @@ func (x *exchange) WriteHeader(status int) {
 			x.ResponseWriter.WriteHeader(status)
 		}
 		return
+	}
+	if status >= 400 && x.client.framing != nil && x.body != nil && !x.body.ended.Load() {
+		// The client will hardly send the rest, so the connection cannot be used again.
+		x.Header().Set("Connection", "close")
 	}
 	x.record.Status = status
 	x.ResponseWriter.WriteHeader(status)
