@@ -74,7 +74,7 @@ func (h Host) build(s *SetUp, c Config) {
 	workspace := false
 	for _, p := range h.Shown {
 		if !workspace && strings.HasPrefix(p.Path, h.Workspace.Path+"/") {
-			h.workspace(s, made)
+			h.workspace(s, c, made)
 			workspace = true
 		}
 		switch {
@@ -96,14 +96,14 @@ func (h Host) build(s *SetUp, c Config) {
 			s.parents(made, p.Path+"/")
 		}
 		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write, Own: p.Own && !p.Write, NoSetuid: true, Exact: true})
-		flags := uint64(unix.MS_NOSUID | unix.MS_NODEV)
+		flags := attached(c)
 		if !p.Write {
 			flags |= unix.MS_RDONLY
 		}
 		s.show(p.Path, "host", flags, "")
 	}
 	if !workspace {
-		h.workspace(s, made)
+		h.workspace(s, c, made)
 	}
 }
 
@@ -127,12 +127,21 @@ func (s *SetUp) parents(made map[string]bool, path string) {
 	}
 }
 
-func (h Host) workspace(s *SetUp, made map[string]bool) {
+// attached are the flags of every part of the host. Where an ordinary user's init attaches
+// them, set-uid bits are without effect because nobody else's id is mapped.
+func attached(c Config) uint64 {
+	if c.IDs.Kind == launch.Leased {
+		return unix.MS_NOSUID | unix.MS_NODEV
+	}
+	return unix.MS_NODEV
+}
+
+func (h Host) workspace(s *SetUp, c Config, made map[string]bool) {
 	w := h.Workspace
 	s.parents(made, w.Path+"/")
 	if w.Upper.Directory == "" {
 		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write, Own: !w.Write, NoSetuid: true, Exact: true})
-		how, flags := "the directory itself", uint64(unix.MS_NOSUID|unix.MS_NODEV)
+		how, flags := "the directory itself", attached(c)
 		if !w.Write {
 			flags |= unix.MS_RDONLY
 		}
