@@ -31,8 +31,7 @@ type Config struct {
 // Default is the network of every sandbox: the numbers that QEMU's user network made
 // known. Each sandbox has a stack of its own, so all can have the same.
 //
-// A packet may be as long as IPv4 allows: no datagram is ever fragmented then, and a
-// large segment costs one system call on each side.
+// A packet may be as long as IPv4 allows: no datagram is ever fragmented then.
 var Default = Config{Address: [4]byte{10, 0, 2, 15}, Prefix: 24, Gateway: [4]byte{10, 0, 2, 2}, MTU: 65520}
 
 // An Error is a step of making a link that the kernel refused.

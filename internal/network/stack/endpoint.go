@@ -198,8 +198,10 @@ func (e *endpoint) Attach(d stack.NetworkDispatcher) {
 // IsAttached implements stack.NetworkLinkEndpoint.
 func (e *endpoint) IsAttached() bool { return e.dispatcher.Load() != nil }
 
-// MTU implements stack.NetworkLinkEndpoint.
-func (e *endpoint) MTU() uint32 { return link.Default.MTU }
+// MTU implements stack.NetworkLinkEndpoint. It is smaller than the link's, which lets
+// datagrams of every size through: segments of this size, many of them in one packet, flow
+// also when a connection's buffer is small.
+func (e *endpoint) MTU() uint32 { return 1500 }
 
 // SetMTU implements stack.NetworkLinkEndpoint.
 func (e *endpoint) SetMTU(uint32) {}

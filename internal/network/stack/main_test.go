@@ -49,9 +49,6 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	if v := os.Getenv("MTU"); v != "" {
-		fmt.Sscan(v, &link.Default.MTU)
-	}
 	if !fuzzing {
 		loopback()
 	}

@@ -14,9 +14,9 @@ import (
 
 // Sizes of one connection's buffer in each direction.
 const (
-	leastBuffer = 4 << 10
+	leastBuffer = 8 << 10
 	firstBuffer = 64 << 10 // the window before a connection has its share
-	mostBuffer  = 1 << 20
+	mostBuffer  = 256 << 10
 )
 
 const (
@@ -77,7 +77,7 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 func (s *Stack) take() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	share := min(mostBuffer-leastBuffer, s.table.buffers/32)
+	share := min(mostBuffer-leastBuffer, s.table.buffers/128)
 	s.table.buffers -= 2 * share
 	return share
 }
