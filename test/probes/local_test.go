@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -214,6 +215,10 @@ func (a *account) onTerminal(args ...string) string {
 // place, and the state that berm keeps.
 func (v *local) look() harness.Host {
 	host := harness.Look(nil)
+	// A berm that is killed leaves its control group, empty, to later runs.
+	maps.DeleteFunc(host, func(key, _ string) bool {
+		return strings.HasPrefix(key, "cgroup ") && strings.Contains(key, "/berm/run-")
+	})
 	for _, a := range v.accounts {
 		a.look(host, v.flags != nil)
 		// Nothing may be left of a session but what the next run sweeps away.
