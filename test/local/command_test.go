@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/test/harness"
 )
 
 func TestExitCodes(t *testing.T) {
@@ -306,74 +308,52 @@ func TestKilledAnyTime(t *testing.T) {
 	})
 }
 
-// emptyGroups are the control groups of runs that nobody is in: each is just being made or
-// removed, or left.
-func emptyGroups() map[string]bool {
-	empty := map[string]bool{}
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() && strings.HasPrefix(d.Name(), "run-") && filepath.Base(filepath.Dir(path)) == "berm" {
-			if procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs")); err == nil && len(procs) == 0 {
-				empty[path] = true
+// groups calls f for the control groups of this test's sandboxes: it is isolated.
+func groups(f func(path string)) {
+	for _, own := range harness.Cgroups() {
+		entries, _ := os.ReadDir(filepath.Join(own, "berm"))
+		for _, e := range entries {
+			if e.IsDir() && strings.Contains(own, "berm-test-") {
+				f(filepath.Join(own, "berm", e.Name()))
 			}
 		}
-		return nil
-	})
-	return empty
+	}
 }
 
 // Control groups go with the command, however it ends. Those of a berm that was killed are
 // removed by a later one, when they are old enough to be told from new ones.
 func TestControlGroups(t *testing.T) {
+	slow(t)
 	p := root(t)
-	before := emptyGroups()
 	p.sh("exit 3").exits(3)
 	p.sh("(sleep 60 &) ; exit 4", "--memory", "100MiB", "--cpus", "1").exits(4)
 	p.berm("run", "--", "nosuchcommand").exits(127)
 	p.berm("run", "--timeout", "100ms", "--", "sleep", "60").exits(124)
 	p.sh("kill -9 $$")
-	var left []string
-	for end := time.Now().Add(3 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		left = nil
-		for path := range emptyGroups() {
-			if !before[path] {
-				left = append(left, path)
+	groups(func(path string) { t.Errorf("left: %s", path) })
+
+	made := 0
+	for _, own := range harness.Cgroups() {
+		if parent := filepath.Join(own, "berm"); strings.Contains(own, "berm-test-") {
+			if os.Mkdir(filepath.Join(parent, "run-1000000000-old"), 0o755) == nil {
+				made++
+				p.must(os.Mkdir(filepath.Join(parent, fmt.Sprintf("run-%d-new", time.Now().Unix())), 0o755))
 			}
 		}
-		if len(left) == 0 {
-			break
-		}
-		if time.Now().After(end) {
-			t.Fatalf("left: %v", left)
-		}
 	}
-
-	var parents []string
-	_ = filepath.WalkDir("/sys/fs/cgroup", func(path string, d os.DirEntry, err error) error {
-		if err == nil && d.IsDir() && d.Name() == "berm" {
-			parents = append(parents, path)
-		}
-		return nil
-	})
-	for _, parent := range parents {
-		p.must(os.MkdirAll(filepath.Join(parent, "run-1000000000-old"), 0o755))
-		p.must(os.MkdirAll(filepath.Join(parent, fmt.Sprintf("run-%d-new", time.Now().Unix())), 0o755))
+	if made == 0 {
+		t.Fatalf("no groups in %v", harness.Cgroups())
 	}
 	p.sh("sleep 0.2").exits(0)
-	swept := 0
-	for _, parent := range parents {
-		if os.Remove(filepath.Join(parent, "run-1000000000-old")) != nil {
-			swept++
+	left := 0
+	groups(func(path string) {
+		if left++; !strings.HasSuffix(path, "-new") {
+			t.Errorf("not swept: %s", path)
 		}
-		young, _ := filepath.Glob(filepath.Join(parent, "run-*-new"))
-		if len(young) != 1 {
-			t.Errorf("%s: %v", parent, young)
-		}
-		for _, dir := range young {
-			p.must(os.Remove(dir))
-		}
-	}
-	if swept == 0 {
-		t.Errorf("none was swept in %v", parents)
+		p.must(os.Remove(path))
+	})
+	if left != made {
+		t.Errorf("%d of %d young ones are left", left, made)
 	}
 }
 
