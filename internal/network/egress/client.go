@@ -2,84 +2,67 @@ package egress
 
 import (
 	"context"
-	"encoding/json"
 	"net"
 	"os"
 	"sync"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/network/policy"
 )
 
 // Link is a sandbox's link as its owner holds it. Its methods are safe for concurrent use.
 type Link struct {
-	wire    *wire
+	wire    *Wire
 	events  func(Event)
 	ordered sync.Mutex // held while an order waits for its answer
-	answers chan answer
+	answers chan Answer
 	done    chan struct{}
 }
 
-// Attach hands a sandbox's link to the process at the other end of conn, with the policy
-// under which it is used from the first packet on. Events are told to events, one at a time.
-// The caller keeps its own descriptor of the link.
-func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os.File, p *policy.Policy, open []string, events func(Event)) (*Link, error) {
-	l := &Link{wire: newWire(conn), events: events, answers: make(chan answer, 1), done: make(chan struct{})}
+// Attach hands a sandbox's link to the service at the other end of conn, with the policy
+// under which it is used from the first packet on, and returns warnings about the policy.
+// Events are told to events, one at a time. The caller keeps its own descriptor of the link.
+// Kinds: Invalid (the policy), Unavailable, Unsupported.
+func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
+	l := &Link{wire: NewWire(conn), events: events, answers: make(chan Answer, 1), done: make(chan struct{})}
 	go l.receive()
-	o, err := orderOf(p)
-	if err == nil {
-		o.Protocol, o.Sandbox, o.Open = Protocol, id, open
-		err = l.order(ctx, o, link)
-	}
+	warnings, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open}, link)
 	if err != nil {
 		conn.Close()
-		return nil, err
+		return nil, nil, err
 	}
-	return l, nil
-}
-
-func orderOf(p *policy.Policy) (order, error) {
-	raw, err := json.Marshal(p)
-	if err != nil {
-		return order{}, berm.Errorf(berm.Internal, "policy: %w", err)
-	}
-	return order{Policy: raw, Revision: p.Revision}, nil
+	return l, warnings, nil
 }
 
 // Set replaces the policy. Flows that it does not allow are reset before Set returns.
-func (l *Link) Set(ctx context.Context, p *policy.Policy) error {
-	o, err := orderOf(p)
-	if err != nil {
-		return err
-	}
-	return l.order(ctx, o, nil)
+func (l *Link) Set(ctx context.Context, p Policy) ([]string, error) {
+	return l.order(ctx, Order{Policy: p}, nil)
 }
 
-func (l *Link) order(ctx context.Context, o order, link *os.File) error {
+func (l *Link) order(ctx context.Context, o Order, link *os.File) ([]string, error) {
 	l.ordered.Lock()
 	defer l.ordered.Unlock()
-	if err := l.wire.send(o, link); err != nil {
-		return berm.Errorf(berm.Unavailable, "the network service is gone: %w", err)
+	if err := l.wire.Send(o, link); err != nil {
+		return nil, berm.Errorf(berm.Unavailable, "the network service is gone: %w", err)
 	}
 	select {
 	case a := <-l.answers:
 		if a.Error != nil {
-			return a.Error.err()
+			return nil, a.Error.err()
 		}
-		return nil
+		return a.Warnings, nil
 	case <-l.done:
-		return berm.Errorf(berm.Unavailable, "the network service is gone")
+		return nil, berm.Errorf(berm.Unavailable, "the network service is gone")
 	case <-ctx.Done():
 		l.Close() // its answer would be taken for that of the next order
-		return berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
+		return nil, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
 	}
 }
 
 func (l *Link) receive() {
 	defer close(l.done)
 	for {
-		var a answer
-		if l.wire.receive(&a) != nil {
+		var a Answer
+		if l.wire.Receive(&a) != nil {
 			return
 		}
 		if a.Event != nil {
@@ -93,5 +76,16 @@ func (l *Link) receive() {
 // Done is closed when the process is gone, and the link with it.
 func (l *Link) Done() <-chan struct{} { return l.done }
 
+// Finish ends the link when the sandbox has ended, and returns when what happened is told,
+// or ctx ends.
+func (l *Link) Finish(ctx context.Context) {
+	_ = l.wire.conn.CloseWrite()
+	select {
+	case <-l.done:
+	case <-ctx.Done():
+	}
+	l.Close()
+}
+
 // Close ends the link: every flow is reset.
-func (l *Link) Close() error { return l.wire.conn.Close() }
+func (l *Link) Close() error { return l.wire.Close() }

@@ -1,10 +1,9 @@
-// Package egress is the process through which alone sandboxes reach networks: it reads
-// their links, answers their DNS and lets through what each one's policy allows.
+// Package egress is how the owner of a sandbox talks to the network service, the process
+// through which alone sandboxes reach networks.
 //
-// It holds no secret and runs without rights. One connection to it stands for one sandbox:
-// the first message brings the policy and, with it, the descriptor of the link; later ones
-// replace the policy; the end of the connection is the end of the link. What it lets
-// through and what not comes back over the same connection.
+// One connection stands for one sandbox: the first message brings the policy and, with it,
+// the descriptor of the link; later ones replace the policy; the end of the connection is
+// the end of the link. What is let through and what not comes back over the same connection.
 package egress
 
 import (
@@ -28,23 +27,35 @@ const Protocol = 1
 // maxLine bounds a message in bytes: a policy has at most 256 KiB as it is written.
 const maxLine = 4 << 20
 
-// order is a message to the process.
-type order struct {
-	Protocol int             `json:"protocol,omitempty"` // of the first message
-	Sandbox  berm.SandboxID  `json:"sandbox,omitempty"`  // of the first message
-	Policy   json.RawMessage `json:"policy"`             // a policy.Policy
-	Revision string          `json:"revision,omitempty"`
-	Open     []string        `json:"open,omitempty"` // address ranges that the operator opens
+// Policy is what a sandbox may reach, in one of three forms. The service compiles it: whoever
+// runs a sandbox need not link what that takes.
+type Policy struct {
+	JSON    json.RawMessage `json:"json,omitempty"`    // a document of package policy
+	YAML    string          `json:"yaml,omitempty"`    // one as people write it
+	Source  string          `json:"source,omitempty"`  // the name of its file, for messages
+	Entries []string        `json:"entries,omitempty"` // added before its rules: HOST[:PORT]
+	// Revision names this state of the policy in events.
+	Revision string `json:"revision,omitempty"`
 }
 
-// answer is a message from the process: the reply to an order, or what happened.
-type answer struct {
-	Done  bool     `json:"done,omitempty"`
-	Error *failure `json:"error,omitempty"`
-	Event *Event   `json:"event,omitempty"`
+// Order is a message to the service.
+type Order struct {
+	Protocol int            `json:"protocol,omitempty"` // of the first message
+	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`  // of the first message
+	Policy   Policy         `json:"policy"`
+	Open     []string       `json:"open,omitempty"` // address ranges that the operator opens
 }
 
-type failure struct {
+// Answer is a message from the service: the reply to an order, or what happened.
+type Answer struct {
+	Done     bool     `json:"done,omitempty"`
+	Warnings []string `json:"warnings,omitempty"` // about the policy
+	Error    *Failure `json:"error,omitempty"`
+	Event    *Event   `json:"event,omitempty"`
+}
+
+// Failure is an error on the wire.
+type Failure struct {
 	Kind berm.Kind `json:"kind"`
 	Msg  string    `json:"msg"`
 	Hint string    `json:"hint,omitempty"`
@@ -69,24 +80,33 @@ type Event struct {
 	Revision string    `json:"revision,omitempty"`
 }
 
-// wire is one end of a connection.
-type wire struct {
+// Wire is one end of a connection. Its methods are safe for concurrent use, but Receive is
+// for one goroutine.
+type Wire struct {
 	conn  *net.UnixConn
 	lines *bufio.Scanner
-	link  *os.File // that came with the first bytes
+	link  *os.File
 
 	mu sync.Mutex
 }
 
-func newWire(conn *net.UnixConn) *wire {
-	w := &wire{conn: conn}
+// NewWire makes an end.
+func NewWire(conn *net.UnixConn) *Wire {
+	w := &Wire{conn: conn}
 	w.lines = bufio.NewScanner(w)
 	w.lines.Buffer(nil, maxLine)
 	return w
 }
 
+// Link is the first descriptor that came with a message; nil is none. It is the caller's to
+// close.
+func (w *Wire) Link() *os.File { return w.link }
+
+// Close ends the connection.
+func (w *Wire) Close() error { return w.conn.Close() }
+
 // Read takes bytes, and keeps the first descriptor that comes with some.
-func (w *wire) Read(p []byte) (int, error) {
+func (w *Wire) Read(p []byte) (int, error) {
 	rights := make([]byte, unix.CmsgSpace(4*4))
 	n, rightsLen, _, _, err := w.conn.ReadMsgUnix(p, rights)
 	if rightsLen > 0 {
@@ -108,7 +128,8 @@ func (w *wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (w *wire) receive(v any) error {
+// Receive reads the next message.
+func (w *Wire) Receive(v any) error {
 	if !w.lines.Scan() {
 		if err := w.lines.Err(); err != nil {
 			return err
@@ -118,8 +139,8 @@ func (w *wire) receive(v any) error {
 	return json.Unmarshal(w.lines.Bytes(), v)
 }
 
-// send writes a message, with a descriptor if one is given.
-func (w *wire) send(v any, link *os.File) error {
+// Send writes a message, with a descriptor if one is given.
+func (w *Wire) Send(v any, link *os.File) error {
 	line, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -145,8 +166,9 @@ func (w *wire) send(v any, link *os.File) error {
 	return err
 }
 
-func failed(err error) *failure {
-	return &failure{Kind: berm.KindOf(err), Msg: err.Error(), Hint: berm.HintOf(err)}
+// Failed puts an error on the wire.
+func Failed(err error) *Failure {
+	return &Failure{Kind: berm.KindOf(err), Msg: err.Error(), Hint: berm.HintOf(err)}
 }
 
-func (f *failure) err() error { return &berm.Error{Kind: f.Kind, Msg: f.Msg, Hint: f.Hint} }
+func (f *Failure) err() error { return &berm.Error{Kind: f.Kind, Msg: f.Msg, Hint: f.Hint} }

@@ -3,6 +3,7 @@ package inspect
 import (
 	"errors"
 	"io"
+	"sync"
 	"sync/atomic"
 )
 
@@ -25,6 +26,8 @@ func (b *countedBody) Read(p []byte) (int, error) {
 // replyBuffers lends the buffers through which replies are copied.
 type replyBuffers struct{}
 
-func (replyBuffers) Get() []byte { return buffers.Get().(*[64 << 10]byte)[:] }
+func (replyBuffers) Get() []byte { return buffers.Get().(*[32 << 10]byte)[:] }
 
-func (replyBuffers) Put(b []byte) { buffers.Put((*[64 << 10]byte)(b)) }
+func (replyBuffers) Put(b []byte) { buffers.Put((*[32 << 10]byte)(b)) }
+
+var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}

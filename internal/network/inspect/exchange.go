@@ -2,7 +2,6 @@ package inspect
 
 import (
 	"bufio"
-	"context"
 	"errors"
 	"io"
 	"log"
@@ -54,7 +53,9 @@ func (x *exchange) end() {
 }
 
 func (x *exchange) deny(d *Denial) {
-	x.record.Reason, x.record.Err = d.Reason, d.Message
+	if x.record.Reason = d.Reason; x.record.Err == "" {
+		x.record.Err = d.Message
+	}
 	if d.Rule != "" {
 		x.record.Rule = d.Rule
 	}
@@ -194,11 +195,7 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	if broker := x.proxy.Credentials; broker != nil {
 		filter, err := broker.Attach(x.request, x.verdict, out)
 		if err != nil {
-			x.record.Err = err.Error()
-			if d := (*Denial)(nil); errors.As(err, &d) {
-				return nil, d
-			}
-			return nil, &Denial{Reason: ReasonSecret, Rule: x.verdict.Rule, Message: "the credential for " + x.request.Flow.Name + " could not be used"}
+			return nil, &refusal{err}
 		}
 		if x.filter = filter; filter != nil {
 			// A reply that is encoded or in parts cannot be searched.
@@ -211,33 +208,52 @@ func (x *exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 	return x.client.site.transport.RoundTrip(out)
 }
 
+// refusal marks the errors of a broker and its filters. Their text, which may tell of
+// secrets, stays outside.
+type refusal struct{ error }
+
+func (r *refusal) Unwrap() error { return r.error }
+
 // reply is called with the head of the reply.
 func (x *exchange) reply(res *http.Response) error {
 	res.Header.Del("Alt-Svc") // there is no other way than this one
-	if x.filter != nil {
-		return filterReply(res, x.filter)
+	if x.filter == nil {
+		return nil
 	}
-	return nil
+	return filterReply(res, x.filter)
 }
 
 // failed answers a request that has no reply.
 func (x *exchange) failed(_ http.ResponseWriter, _ *http.Request, err error) {
-	var tooLong *http.MaxBytesError
-	switch {
-	case errors.As(err, &tooLong):
-		x.deny(x.tooLong())
-	case x.client.framing != nil && x.client.framing.broken() != nil:
-		x.deny(x.client.framing.broken())
-	case errors.Is(err, context.Canceled) && x.in.Context().Err() != nil:
-		x.record.Err = "the client left"
-	default:
-		denial := upstreamFailed(x.request.Flow, err)
-		detail := x.record.Err
-		x.deny(denial)
-		if detail != "" {
-			x.record.Err = detail
+	x.record.Err = err.Error()
+	denial := x.explain(err)
+	if denial.Reason == ReasonUpstream && x.in.Context().Err() != nil {
+		panic(http.ErrAbortHandler) // the client has left; a return would be status 200
+	}
+	x.deny(denial)
+}
+
+// explain says what the client is told about an error.
+func (x *exchange) explain(err error) *Denial {
+	if x.proxy.Credentials != nil {
+		if d := x.proxy.Credentials.Denial(err); d != nil {
+			return d
 		}
 	}
+	var tooLong *http.MaxBytesError
+	var refused *refusal
+	var denial *Denial
+	switch {
+	case errors.As(err, &denial):
+		return denial
+	case errors.As(err, &refused):
+		return &Denial{Reason: ReasonSecret, Rule: x.verdict.Rule, Message: "the credential for " + x.request.Flow.Name + " could not be used"}
+	case errors.As(err, &tooLong):
+		return x.tooLong()
+	case x.client.framing != nil && x.client.framing.broken() != nil:
+		return x.client.framing.broken()
+	}
+	return upstreamFailed(x.request.Flow, err)
 }
 
 // WriteHeader notes the status. Heads before the last, such as 103, come from the upstream

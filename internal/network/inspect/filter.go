@@ -21,7 +21,7 @@ func filterReply(res *http.Response, f Filter) error {
 			Message: "the reply is encoded as " + printable(encoding) + ", so that it cannot be searched for secrets"}
 	}
 	if err := f.Header(res.Header); err != nil {
-		return err
+		return &refusal{err}
 	}
 	reply := &filtered{src: res.Body, filter: f, res: res}
 	if up, ok := res.Body.(io.ReadWriteCloser); ok && res.StatusCode == http.StatusSwitchingProtocols {

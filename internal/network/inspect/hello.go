@@ -219,3 +219,11 @@ func printable(s string) string {
 	}
 	return strings.ToValidUTF8(s, "?")
 }
+
+// closeWrite ends the stream towards the peer; a connection that cannot do so is closed.
+func closeWrite(c net.Conn) error {
+	if half, ok := c.(interface{ CloseWrite() error }); ok {
+		return half.CloseWrite()
+	}
+	return c.Close()
+}

@@ -68,12 +68,14 @@ type Judge interface {
 
 // Credentials gives requests what the sandbox does not hold.
 type Credentials interface {
-	// Attach is called for a request that the judge allowed, with what will be sent. It may
-	// change out's header, and refuse by a *Denial; any other error refuses as well, without
-	// telling its text inside. A filter that is not nil looks through the reply. The
-	// upstream's certificate is verified in every case, but a plain http flow has none:
-	// Attach must look at the scheme.
+	// Attach is called for a request that the judge allowed, with what will be sent, of which
+	// it may change everything but the destination. An error refuses. A filter that is not
+	// nil looks through the reply. The upstream's certificate is verified in every case, but
+	// a plain http flow has none: Attach must look at the scheme.
 	Attach(r Request, v Verdict, out *http.Request) (Filter, error)
+	// Denial is what the client is told about an error of Attach, of a body that it put into
+	// the request, or of a filter. It is nil for the errors of others.
+	Denial(error) *Denial
 }
 
 // Filter looks through one reply for what must not come inside. Its methods are called

@@ -24,7 +24,7 @@ const (
 
 // Config is what a Proxy works with.
 type Config struct {
-	CA    *CA
+	CA    *CA // nil refuses TLS
 	Judge Judge
 	// Dial connects to the flow's destination, at an address that the policy has vetted, and
 	// bounds how many connections there are. It may fail with a *Denial.
@@ -146,7 +146,11 @@ func (p *Proxy) open(c *client, f Flow) (inner net.Conn, err error) {
 
 func (p *Proxy) openTLS(c *client, f Flow) (net.Conn, error) {
 	hello, err := c.Conn.Hello()
-	if err == nil {
+	switch {
+	case err != nil:
+	case p.CA == nil:
+		err = &Denial{Reason: ReasonProtocol, Message: "TLS is not allowed for " + f.Address(), Hint: "use http"}
+	default:
 		// An encrypted hello beside is without effect: there is no key for it.
 		if denial := hello.Check(f); denial != nil {
 			err = denial

@@ -86,9 +86,6 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 
 // upstreamFailed says what is wrong with an upstream, in words for the client.
 func upstreamFailed(f Flow, err error) *Denial {
-	if d := (*Denial)(nil); errors.As(err, &d) {
-		return d
-	}
 	d := &Denial{Status: http.StatusBadGateway, Reason: ReasonUpstream}
 	var cert *tls.CertificateVerificationError
 	switch {

@@ -83,8 +83,47 @@ type Verdict struct {
 type Evaluator struct {
 	policy *Policy
 	table  *address.Table
-	floor  []compiled
-	rules  []compiled
+	floor  ruleset
+	rules  ruleset
+}
+
+// ruleset is rules in order, with an index by which of them a destination can match: a
+// decision does not take longer for more rules.
+type ruleset struct {
+	list   []compiled
+	names  map[string][]int // by the name, or what follows the wildcard
+	groups []int            // rules about all that is public
+	ranges []int            // rules with ranges
+}
+
+func (s *ruleset) add(r *Rule) {
+	c, i := compile(r), len(s.list)
+	s.list = append(s.list, c)
+	if s.names == nil {
+		s.names = map[string][]int{}
+	}
+	for _, t := range c.names {
+		s.names[t.name] = append(s.names[t.name], i)
+	}
+	if c.public || c.named {
+		s.groups = append(s.groups, i)
+	}
+	if len(c.ranges) > 0 {
+		s.ranges = append(s.ranges, i)
+	}
+}
+
+// about returns the rules that may match a destination, in order.
+func (s *ruleset) about(h Host) []int {
+	found := slices.Clone(s.groups)
+	if h.Name == "" {
+		found = append(found, s.ranges...)
+	}
+	for name := h.Name; name != ""; _, name, _ = strings.Cut(name, ".") {
+		found = append(found, s.names[name]...)
+	}
+	slices.Sort(found)
+	return slices.Compact(found)
 }
 
 type compiled struct {
@@ -107,14 +146,14 @@ func NewEvaluator(p *Policy, floor []Rule, table *address.Table) (*Evaluator, er
 	}
 	for _, list := range []struct {
 		from []Rule
-		to   *[]compiled
+		to   *ruleset
 	}{{floor, &e.floor}, {p.Rules, &e.rules}} {
 		for i := range list.from {
 			r := &list.from[i]
 			if err := r.check(); err != nil {
 				return nil, err
 			}
-			*list.to = append(*list.to, compile(r))
+			list.to.add(r)
 		}
 	}
 	return e, nil
@@ -203,7 +242,7 @@ func (e *Evaluator) Decide(f Flow) Verdict {
 	if e == nil {
 		return v
 	}
-	v.Revision, v.order = e.policy.Revision, len(e.rules)
+	v.Revision, v.order = e.policy.Revision, len(e.rules.list)
 	addr, class := f.Host.Addr, address.Public
 	if f.Host.Name == "" {
 		class = e.table.Judge(addr)
@@ -220,15 +259,15 @@ func (e *Evaluator) Decide(f Flow) Verdict {
 		v.Reason = ReasonDestination
 		return v
 	}
-	for i := range e.floor {
-		if fit, _ := e.floor[i].fits(f, addr, class); fit == fitAll {
-			v.Rule, v.Reason, v.Detail = e.floor[i].ID, ReasonOperator, e.floor[i].Reason
+	for _, i := range e.floor.about(f.Host) {
+		if fit, _ := e.floor.list[i].fits(f, addr, class); fit == fitAll {
+			v.Rule, v.Reason, v.Detail = e.floor.list[i].ID, ReasonOperator, e.floor.list[i].Reason
 			return v
 		}
 	}
 	nearest := fitNone
-	for i := range e.rules {
-		r := &e.rules[i]
+	for _, i := range e.rules.about(f.Host) {
+		r := &e.rules.list[i]
 		fit, named := r.fits(f, addr, class)
 		if fit != fitAll {
 			if fit > nearest && r.action() != Deny {
@@ -355,9 +394,12 @@ func (e *Evaluator) Vet(v Verdict, addrs []netip.Addr) ([]netip.Addr, Verdict) {
 // rangeDenies returns the rule before the verdict's own that decides about the address
 // and does not plainly allow it: its conditions would not be the ones that are enforced.
 func (e *Evaluator) rangeDenies(v Verdict, addr netip.Addr) *Rule {
-	for _, rules := range [...][]compiled{e.floor, e.rules[:v.order]} {
-		for i := range rules {
-			r := &rules[i]
+	for _, rules := range [...]*ruleset{&e.floor, &e.rules} {
+		for _, i := range rules.ranges {
+			r := &rules.list[i]
+			if rules == &e.rules && i >= v.order {
+				break
+			}
 			if !slices.ContainsFunc(r.ranges, func(p netip.Prefix) bool { return p.Contains(addr) }) || r.fitsService(v.Flow) != fitAll {
 				continue
 			}
@@ -390,27 +432,25 @@ func (e *Evaluator) AllowsName(name string, now time.Time) bool {
 		return false
 	}
 	f := Flow{Host: Host{Name: name}, Time: now, Proto: TCP}
-	for i := range e.rules {
-		r := &e.rules[i]
-		if r.action() == Deny || !r.Expires.IsZero() && !now.Before(r.Expires) {
+	var denials []*compiled // those before, which may leave nothing
+	for _, i := range e.floor.about(f.Host) {
+		denials = append(denials, &e.floor.list[i])
+	}
+	leaves := func(r *compiled) bool {
+		return !slices.ContainsFunc(denials, func(d *compiled) bool { return d.deniesAll(name, r) })
+	}
+	for _, i := range e.rules.about(f.Host) {
+		r := &e.rules.list[i]
+		if r.action() == Deny {
+			denials = append(denials, r)
 			continue
 		}
-		if fit, _ := r.fits(f, netip.Addr{}, address.Public); fit != fitNone {
-			// Only if no rule before denies all that it would allow.
-			if !slices.ContainsFunc(e.rules[:i], func(d compiled) bool { return d.action() == Deny && d.deniesAll(name, r) }) {
-				return !e.floorDenies(name, r)
-			}
+		fit, _ := r.fits(f, netip.Addr{}, address.Public)
+		if fit != fitNone && (r.Expires.IsZero() || now.Before(r.Expires)) && leaves(r) {
+			return true
 		}
 	}
-	if e.policy.Default != AllowPublic || private(name) {
-		return false
-	}
-	all := compile(&Rule{Ports: []PortRange{AnyPort}})
-	return !slices.ContainsFunc(e.rules, func(d compiled) bool { return d.action() == Deny && d.deniesAll(name, &all) }) && !e.floorDenies(name, &all)
-}
-
-func (e *Evaluator) floorDenies(name string, r *compiled) bool {
-	return slices.ContainsFunc(e.floor, func(d compiled) bool { return d.deniesAll(name, r) })
+	return e.policy.Default == AllowPublic && !private(name) && leaves(&compiled{Rule: &Rule{Ports: anyPorts}})
 }
 
 // deniesAll says whether c matches a name with every port and protocol of r.

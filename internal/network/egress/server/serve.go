@@ -1,8 +1,10 @@
-package egress
+// Package server is the network service: the process through which alone sandboxes reach
+// networks. It reads their links, answers their DNS and lets through what each one's policy
+// allows. It holds no secret.
+package server
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"net"
 	"net/netip"
@@ -14,32 +16,28 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/network/dns"
+	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
 
-// Server is the process. Its zero value is not ready: see NewServer.
+// Server is the service.
 type Server struct {
 	hosts *address.Hosts
 	up    *dns.Upstream
 }
 
-// NewServer prepares the process. Names are resolved by the host's own resolvers, which
+// New prepares the service. Names are resolved by the host's own resolvers, which
 // Config names.
-func NewServer(c Config) (*Server, error) {
+func New(c Config) (*Server, error) {
 	hosts, err := address.WatchHosts(nil)
 	if err != nil {
 		return nil, err
 	}
-	up, err := dns.NewUpstream(c.Resolvers)
-	if err != nil {
-		hosts.Close()
-		return nil, err
-	}
-	return &Server{hosts: hosts, up: up}, nil
+	return &Server{hosts: hosts, up: dns.NewUpstream(c.Resolvers)}, nil
 }
 
-// Config is what the process is started with.
+// Config is what the service is started with.
 type Config struct {
 	Resolvers []netip.AddrPort // that names are asked of; none uses those of /etc/resolv.conf
 }
@@ -62,20 +60,20 @@ func (s *Server) Serve(l *net.UnixListener) error {
 // Attend serves one sandbox until its connection ends.
 func (s *Server) Attend(conn *net.UnixConn) {
 	defer conn.Close()
-	w := newWire(conn)
-	var first order
+	w := egress.NewWire(conn)
+	var first egress.Order
 	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if w.receive(&first) != nil {
+	if w.Receive(&first) != nil {
 		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
-	x, err := s.open(w, first)
+	x, warnings, err := s.open(w, first)
 	if err != nil {
-		_ = w.send(answer{Error: failed(err)}, nil)
+		_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
 		return
 	}
 	defer x.close()
-	if w.send(answer{Done: true}, nil) != nil {
+	if w.Send(egress.Answer{Done: true, Warnings: warnings}, nil) != nil {
 		return
 	}
 	go func() { // a link that failed ends the connection: its owner makes another
@@ -83,62 +81,63 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		conn.Close()
 	}()
 	for {
-		var next order
-		if w.receive(&next) != nil {
+		var next egress.Order
+		if w.Receive(&next) != nil {
 			return
 		}
 		// A policy that is wrong leaves the old one in force.
-		if err := x.set(next); err != nil {
-			_ = w.send(answer{Error: failed(err)}, nil)
+		warnings, err := x.set(next)
+		if err != nil {
+			_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
 			continue
 		}
-		if w.send(answer{Done: true}, nil) != nil {
+		if w.Send(egress.Answer{Done: true, Warnings: warnings}, nil) != nil {
 			return
 		}
 	}
 }
 
 // open begins to use a link.
-func (s *Server) open(w *wire, o order) (*sandbox, error) {
+func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []string, err error) {
 	switch {
-	case o.Protocol != Protocol:
-		return nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", Protocol, o.Protocol)
-	case w.link == nil:
-		return nil, berm.Errorf(berm.Invalid, "no link came with the policy")
+	case o.Protocol != egress.Protocol:
+		return nil, nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", egress.Protocol, o.Protocol)
+	case w.Link() == nil:
+		return nil, nil, berm.Errorf(berm.Invalid, "no link came with the policy")
 	}
 	var ranges []netip.Prefix
 	for _, text := range o.Open {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
-			return nil, berm.Errorf(berm.Invalid, "the range %q to open: %w", text, err)
+			return nil, nil, berm.Errorf(berm.Invalid, "the range %q to open: %w", text, err)
 		}
 		ranges = append(ranges, p)
 	}
 	table, err := address.NewTable(address.Config{Open: ranges, Own: s.hosts.Own})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), live: map[*flow]struct{}{}}
-	if err := x.set(o); err != nil {
-		return nil, err
+	if warnings, err = x.set(o); err != nil {
+		return nil, nil, err
 	}
 	// The stack closes what it is given, and the descriptor belongs to a file.
-	raw, err := w.link.SyscallConn()
+	raw, err := w.Link().SyscallConn()
 	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "use the link: %w", err)
+		return nil, nil, berm.Errorf(berm.Internal, "use the link: %w", err)
 	}
 	fd := -1
 	if controlErr := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil {
 		err = controlErr
 	}
-	w.link.Close()
+	w.Link().Close()
 	if err != nil {
-		return nil, berm.Errorf(berm.Internal, "use the link: %w", err)
+		return nil, nil, berm.Errorf(berm.Internal, "use the link: %w", err)
 	}
 	if x.stack, err = stack.New(fd, x, stack.Limits{}); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return x, nil
+	return x, warnings, nil
 }
 
 // sandbox is one sandbox's network. It judges the flows of its stack.
@@ -157,16 +156,17 @@ type sandbox struct {
 }
 
 // set puts a policy in force, and resets the flows that it does not allow.
-func (x *sandbox) set(o order) error {
-	var raw json.RawMessage = o.Policy
-	p, err := policy.DecodeJSON("policy", raw)
+func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
+	p, err := compile(o.Policy)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	p.Revision = o.Revision
 	e, err := policy.NewEvaluator(p, nil, x.table)
 	if err != nil {
-		return err
+		return nil, err
+	}
+	for _, w := range p.Warnings(x.table) {
+		warnings = append(warnings, w.Text)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -177,7 +177,32 @@ func (x *sandbox) set(o order) error {
 			f.inside.Reset()
 		}
 	}
-	return nil
+	return warnings, nil
+}
+
+// compile makes a policy of the form in which it came.
+func compile(source egress.Policy) (*policy.Policy, error) {
+	p := &policy.Policy{}
+	var err error
+	switch {
+	case len(source.JSON) > 0:
+		p, err = policy.DecodeJSON(source.Source, source.JSON)
+	case source.YAML != "":
+		p, err = policy.DecodeYAML(source.Source, []byte(source.YAML))
+	}
+	if err != nil {
+		return nil, err
+	}
+	var rules []policy.Rule
+	for _, entry := range source.Entries {
+		rule, err := policy.ParseEntry(entry)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, rule)
+	}
+	p.Rules, p.Revision = append(rules, p.Rules...), source.Revision
+	return p, nil
 }
 
 func (x *sandbox) evaluator() *policy.Evaluator {
@@ -193,10 +218,10 @@ func (x *sandbox) close() {
 
 // Query answers one DNS message.
 func (x *sandbox) Query(ctx context.Context, server netip.Addr, message []byte) []byte {
-	return dns.Answer(ctx, x.names, message, func(name string) bool {
+	return dns.Answer(x.names, message, func(name string) bool {
 		allowed := x.evaluator().AllowsName(name, time.Now())
 		if !allowed {
-			x.events.add(Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
+			x.events.add(egress.Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
 		}
 		return allowed
 	})
@@ -204,7 +229,7 @@ func (x *sandbox) Query(ctx context.Context, server netip.Addr, message []byte) 
 
 // Limited tells of a flow that a limit refused.
 func (x *sandbox) Limited(f *stack.Flow, limit stack.Limit) {
-	x.events.add(Event{
+	x.events.add(egress.Event{
 		Time: time.Now(), Kind: "flow", Name: x.names.Name(f.Destination.Addr()), Address: f.Destination.Addr().String(), Port: f.Destination.Port(),
 		Protocol: string(f.Protocol), Action: "deny", Reason: string(policy.ReasonLimit), Detail: string(limit),
 	})

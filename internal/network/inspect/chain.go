@@ -1,0 +1,139 @@
+package inspect
+
+import (
+	"bufio"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"golang.org/x/net/proxy"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// chainTimeout bounds how long a proxy upstream may take to connect further.
+const chainTimeout = 30 * time.Second
+
+// Chain reaches destinations through a proxy upstream, as corporate networks want it. It
+// stands after policy: it is asked for what the policy has allowed.
+type Chain struct {
+	proxy *url.URL
+	addr  string
+	roots *x509.CertPool
+	dial  func(ctx context.Context, network, address string) (net.Conn, error)
+}
+
+// NewChain takes the proxy's URL: http, https or socks5, where socks5h means the same, with
+// user and password if it wants them. Roots verify an https proxy, nil are the system's;
+// dial reaches the proxy itself. It fails with Invalid.
+func NewChain(proxyURL string, roots *x509.CertPool, dial func(ctx context.Context, network, address string) (net.Conn, error)) (*Chain, error) {
+	u, err := url.Parse(proxyURL)
+	if err != nil {
+		// The error of url.Parse shows the URL, password included.
+		return nil, berm.Errorf(berm.Invalid, "the URL of the upstream proxy is malformed")
+	}
+	port := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
+	if port == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" {
+		return nil, berm.Errorf(berm.Invalid, "the URL of the upstream proxy %s is not of the form scheme://host:port", u.Redacted()).
+			WithHint("the scheme is http, https or socks5")
+	}
+	if p := u.Port(); p != "" {
+		port = p
+	}
+	return &Chain{proxy: u, addr: net.JoinHostPort(u.Hostname(), port), roots: roots, dial: dial}, nil
+}
+
+// Dial connects through the proxy to host, a name that the proxy resolves or an address.
+func (c *Chain) Dial(ctx context.Context, host string, port uint16) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, chainTimeout)
+	defer cancel()
+	target := net.JoinHostPort(host, strconv.Itoa(int(port)))
+	conn, err := c.connect(ctx, target)
+	if err != nil {
+		return nil, berm.Errorf(berm.Unavailable, "reach %s through the upstream proxy %s: %w", target, c.addr, err)
+	}
+	return conn, nil
+}
+
+func (c *Chain) connect(ctx context.Context, target string) (net.Conn, error) {
+	if c.proxy.Scheme == "socks5" || c.proxy.Scheme == "socks5h" {
+		var auth *proxy.Auth
+		if c.proxy.User != nil {
+			password, _ := c.proxy.User.Password()
+			auth = &proxy.Auth{User: c.proxy.User.Username(), Password: password}
+		}
+		socks, err := proxy.SOCKS5("tcp", c.addr, auth, forward(c.dial))
+		if err != nil {
+			return nil, err
+		}
+		return socks.(proxy.ContextDialer).DialContext(ctx, "tcp", target)
+	}
+	conn, err := c.dial(ctx, "tcp", c.addr)
+	if err != nil {
+		return nil, err
+	}
+	// The end of the context ends every read and write below.
+	stop := context.AfterFunc(ctx, func() { conn.Close() })
+	tunnel, err := c.tunnel(ctx, conn, target)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return tunnel, nil
+}
+
+// tunnel asks an HTTP proxy for a tunnel (RFC 9110 section 9.3.6).
+func (c *Chain) tunnel(ctx context.Context, conn net.Conn, target string) (net.Conn, error) {
+	if c.proxy.Scheme == "https" {
+		secure := tls.Client(conn, &tls.Config{ServerName: c.proxy.Hostname(), RootCAs: c.roots, MinVersion: tls.VersionTLS12})
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return nil, err
+		}
+		conn = secure
+	}
+	request := "CONNECT " + target + " HTTP/1.1\r\nHost: " + target + "\r\n"
+	if u := c.proxy.User; u != nil {
+		password, _ := u.Password()
+		request += "Proxy-Authorization: Basic " + base64.StdEncoding.EncodeToString([]byte(u.Username()+":"+password)) + "\r\n"
+	}
+	if _, err := io.WriteString(conn, request+"\r\n"); err != nil {
+		return nil, err
+	}
+	reader := bufio.NewReader(io.LimitReader(conn, headLimit))
+	res, err := http.ReadResponse(reader, &http.Request{Method: http.MethodConnect})
+	if err != nil {
+		return nil, err
+	}
+	res.Body.Close() // a reply to CONNECT has none
+	if res.StatusCode != http.StatusOK {
+		return nil, errors.New("it answers " + strconv.Quote(printable(res.Status)))
+	}
+	// A server that speaks first may have been faster than this reader.
+	first := make([]byte, reader.Buffered())
+	if _, err := io.ReadFull(reader, first); err != nil {
+		return nil, err
+	}
+	return &Conn{Conn: conn, ahead: first}, nil
+}
+
+// forward is a dial function in the form that x/net/proxy takes.
+type forward func(ctx context.Context, network, address string) (net.Conn, error)
+
+func (f forward) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	return f(ctx, network, address)
+}
+
+func (f forward) Dial(network, address string) (net.Conn, error) {
+	return f(context.Background(), network, address)
+}
