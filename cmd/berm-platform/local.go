@@ -10,7 +10,10 @@ import (
 	"github.com/berm-sandbox/berm/internal/template"
 )
 
-func init() { local.Templates = localTemplate }
+func init() {
+	local.Templates = localTemplate
+	local.Program = func() (*os.File, error) { return os.Open("/proc/self/exe") }
+}
 
 // localTemplate finds a template for berm run, and keeps its layers while this process
 // lives.

@@ -22,7 +22,7 @@ func main() {
 		cli.PrintError(os.Stderr, err)
 		os.Exit(1)
 	}
-	local.Platform = executePlatform
+	local.Platform, local.Program = executePlatform, openPlatform
 	root := cli.NewRoot(version)
 	root.AddCommand(local.Commands()...)
 	os.Exit(cli.Execute(context.Background(), root, os.Args[1:]))

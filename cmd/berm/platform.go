@@ -55,6 +55,22 @@ func executePlatform() error {
 	return failed(syscall.Exec(fmt.Sprintf("/proc/self/fd/%d", fd), os.Args, os.Environ()))
 }
 
+// openPlatform opens the platform, for a process of its own.
+func openPlatform() (*os.File, error) {
+	path, err := unpackedPlatform()
+	if err == nil && path == "" {
+		err = errors.New("there is no place to keep it in the user's cache")
+	}
+	var file *os.File
+	if err == nil {
+		file, err = os.Open(path)
+	}
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "start %s: %w", platformName, err)
+	}
+	return file, nil
+}
+
 // unpackedPlatform returns the path of the platform in the user's cache, where it is
 // written the first time. It returns "" when there is no such place.
 func unpackedPlatform() (string, error) {

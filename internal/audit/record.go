@@ -31,6 +31,8 @@ const (
 	TemplateBuild Type = "template.build"
 	ServerStart   Type = "server.start"
 	ServerStop    Type = "server.stop"
+	NetFlow       Type = "net.flow"  // a flow out of a sandbox ended or was denied; data: egress.Event
+	NetDNS        Type = "net.dns"   // a name was not resolved; data: egress.Event
 	Gap           Type = "audit.gap" // records were lost; data: source, count
 )
 

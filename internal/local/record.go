@@ -3,6 +3,7 @@ package local
 import (
 	"os/user"
 	"path/filepath"
+	"sync"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -18,6 +19,21 @@ type records struct {
 	actor   audit.Actor
 	path    string
 	begun   chan error
+
+	mu   sync.Mutex
+	more []audit.Record // of the network, for the end
+}
+
+// maxRecords bounds what waits for the end of a run.
+const maxRecords = 10_000
+
+// add records something that happened during the run.
+func (j *records) add(r audit.Record) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.more) < maxRecords {
+		j.more = append(j.more, r)
+	}
 }
 
 // begin records what is about to run, while the sandbox is made.
@@ -48,7 +64,9 @@ func (j *records) end(result Result, err error) {
 		if err != nil {
 			exit = j.record(audit.SandboxExit, audit.Failed, err.Error(), map[string]any{"kind": berm.KindOf(err).String()})
 		}
-		failed = audit.Append(j.path, exit)
+		j.mu.Lock()
+		failed = audit.Append(j.path, append(j.more, exit)...)
+		j.mu.Unlock()
 	}
 	if failed != nil {
 		j.task.Notice("this run is not in the audit log: " + failed.Error())

@@ -42,6 +42,9 @@ type Request struct {
 	// Session returns what a copy-on-write workspace writes to, locked by the caller; nil
 	// for the other workspaces. It is called while the sandbox is made.
 	Session func() (*session.Session, error)
+	// Network gives the sandbox a link, whose other end Link gets.
+	Network bool
+	Link    func(*os.File)
 	// Signals are passed on to the command.
 	Signals <-chan os.Signal
 	// Started is called when the command is about to run; nil is nothing.
@@ -111,9 +114,9 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 		ids = leased
 	}
 	var unready error // what the host had nothing to do with
-	order := launch.Order{ID: r.ID, IDs: ids, Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost}
+	order := launch.Order{ID: r.ID, IDs: ids, Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost, Link: r.Network}
 	ended, err := launch.Run(ctx, order, launch.Command{
-		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started,
+		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started, Link: r.Link,
 	}, func(o *launch.Order) error {
 		unready = r.complete(o)
 		return unready
@@ -165,7 +168,7 @@ func (r *Request) plan(ids launch.IDs, upper launch.Upper) (*wall.SetUp, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost}
+	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, Link: r.Network}
 	if ids.Kind == launch.Leased {
 		c.Capabilities = capability.Inside
 		c.Cgroup = "one for the command"

@@ -20,6 +20,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/monitor"
+	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
 // KeepCheckpoints is how many checkpoints of a session are kept.
@@ -43,6 +44,9 @@ type Task struct {
 	// level cannot be had.
 	AllowWeaker bool
 	Notice      func(string) // is told what a person should know
+	// Network is what the command may reach; nil is nothing, unless Rights give it the
+	// host's network.
+	Network *Network
 	// Config is the user's configuration; nil is none.
 	Config *preset.Config
 }
@@ -60,7 +64,8 @@ type Result struct {
 	Weaker    []string // what LevelWeaker does not hold
 	Preset    string
 	Workspace string
-	Session   string // "" when none is left: nothing was changed, or the changes are in place
+	Session   string         // "" when none is left: nothing was changed, or the changes are in place
+	Denied    []egress.Event // what the network's policy did not let through, each once
 }
 
 // Prepare finds out what the command of a task may do, without a session. Kinds: Invalid
@@ -100,7 +105,7 @@ func Prepare(t *Task) (*Request, error) {
 			env = append(unset(env, name), name+"="+value)
 		}
 	}
-	return &Request{Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
+	return &Request{Network: t.Network != nil, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }
 
 // Do runs a task to its end. After an error the command did not run, and nothing is left
@@ -115,7 +120,7 @@ func Do(ctx context.Context, t *Task) (Result, error) {
 	}
 	monitor.Trace("prepared")
 	journal := begin(t, r)
-	result, err := do(ctx, t, r)
+	result, err := doOnline(ctx, t, r, journal)
 	monitor.Trace("done")
 	journal.end(result, err)
 	monitor.Trace("recorded")
@@ -282,7 +287,7 @@ func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result,
 	if t.Template != nil {
 		return Result{}, berm.Errorf(berm.Unsupported, "there are no templates under Landlock alone")
 	}
-	if r.Grant.Network == preset.NetworkHost {
+	if r.Grant.Network == preset.NetworkHost || t.Network != nil {
 		return Result{}, berm.Errorf(berm.Unsupported, "there is no network under Landlock alone")
 	}
 	began := time.Now()

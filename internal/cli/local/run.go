@@ -3,6 +3,8 @@ package local
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"os/signal"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/local"
 	"github.com/berm-sandbox/berm/internal/local/preset"
+	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
@@ -25,6 +28,8 @@ import (
 var (
 	Templates func(ctx context.Context, name string) (berm.Template, error)
 	Platform  func() error
+	// Program opens the program that has the network service.
+	Program func() (*os.File, error)
 )
 
 // noCommand is the exit code when the sandbox could not be made, as docker run and
@@ -40,6 +45,9 @@ type runFlags struct {
 	cpus        float64
 	pids        int64
 	network     string
+	allow       []string
+	policy      string
+	open        []string
 	template    string
 	checkpoint  bool
 	printPolicy bool
@@ -58,13 +66,14 @@ The command sees this directory at its own path and can write to it, but what it
 lies beside the project until you look at it: berm diff, then berm apply or berm discard.
 It sees the programs of this machine read-only. It does not see your home directory, other
 projects, or the sockets of agents and services, gets no environment but what is named, and
-has no network unless --network host gives it that of this machine.
+has no network but what --allow and --policy name, or all that this machine has with --network host.
 
 The exit code is the command's own; 124 after --timeout; 125 when the sandbox could not be
 made; 126 and 127 when the command cannot be executed or is not there.`,
 		Example: `  berm run -- npm test
   berm run --preset claude-code -- claude
   berm run --rw . --timeout 10m -- make        # straight into this directory
+  berm run --allow pypi -- pip install -r requirements.txt
   berm run --session shop-1 -- git status      # go on in an earlier session
   berm run --print-policy -- true              # what would be allowed`,
 		Args: cli.UsageArgs(cobra.MinimumNArgs(1)),
@@ -116,6 +125,9 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.Int64Var(&f.pids, "pids", 0, "how many processes and threads it may have")
 	flags.StringVar(&rights.Profile, "profile", "", "system calls that it may use: default or strict")
 	flags.StringVar(&f.network, "network", "", "none (the default), or host: all that this machine reaches")
+	flags.StringArrayVarP(&f.allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
+	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
+	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
 	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
 	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
@@ -144,6 +156,9 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 		return cli.CodeError{Code: noCommand, Err: err}
 	}
 	t.Config = config
+	if err := f.networkOf(t); err != nil {
+		return err
+	}
 	if f.template != "" {
 		if Templates == nil {
 			return Platform()
@@ -190,6 +205,53 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 		return cli.ExitError(result.ExitCode)
 	}
 	return nil
+}
+
+// networkOf sets what the command may reach.
+func (f *runFlags) networkOf(t *local.Task) error {
+	if len(f.allow) == 0 && f.policy == "" {
+		if len(f.open) > 0 {
+			return cli.UsageError{Err: fmt.Errorf("--open says what rules may name: it needs --allow or --policy")}
+		}
+		return nil
+	}
+	n := &local.Network{Policy: egress.Policy{Entries: f.allow, Revision: "1"}, Open: f.open}
+	if f.policy != "" {
+		content, err := readPolicy(f.policy)
+		if err != nil {
+			return cli.CodeError{Code: noCommand, Err: err}
+		}
+		n.Policy.YAML, n.Policy.Source = content, f.policy
+	}
+	n.Start = func() (*net.UnixConn, error) {
+		program, err := Program()
+		if err != nil {
+			return nil, err
+		}
+		defer program.Close()
+		return egress.Start(program)
+	}
+	t.Network = n
+	return nil
+}
+
+// maxPolicy bounds a policy file in bytes; its reader is stricter.
+const maxPolicy = 1 << 20
+
+func readPolicy(path string) (string, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", berm.Errorf(berm.NotFound, "the policy: %w", err)
+	}
+	defer file.Close()
+	content, err := io.ReadAll(io.LimitReader(file, maxPolicy))
+	if err != nil {
+		return "", berm.Errorf(berm.Invalid, "the policy %s: %w", path, err)
+	}
+	if len(content) == 0 {
+		return "", berm.Errorf(berm.Invalid, "the policy %s is empty", path)
+	}
+	return string(content), nil
 }
 
 func (f *runFlags) check() error {
@@ -279,6 +341,27 @@ func variables(env []string) []string {
 	return list
 }
 
+// denied tells what the command could not reach, each destination once.
+func (f *runFlags) denied(cmd *cobra.Command, events []egress.Event) {
+	seen := map[string]bool{}
+	for _, e := range events {
+		what := e.Name
+		if what == "" {
+			what = e.Address
+		}
+		if e.Port != 0 {
+			what += fmt.Sprintf(":%d", e.Port)
+		}
+		if text := fmt.Sprintf("denied: %s (%s)", what, e.Reason); !seen[text] {
+			seen[text] = true
+			if e.Reason == "not_listed" || e.Reason == "port" {
+				text += "; --allow " + what + " lets it through"
+			}
+			cli.Notice(cmd, "%s", text)
+		}
+	}
+}
+
 // report tells what a person or program needs to go on.
 func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) {
 	if f.json {
@@ -300,6 +383,9 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 		if r.Session != "" {
 			object["session"] = r.Session
 		}
+		if len(r.Denied) > 0 {
+			object["denied"] = r.Denied
+		}
 		_ = cli.PrintJSONLine(cmd.ErrOrStderr(), object)
 		return
 	}
@@ -309,6 +395,7 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 	if f.quiet {
 		return
 	}
+	f.denied(cmd, r.Denied)
 	if r.Session != "" {
 		style := terminal.StyleFor(cmd.ErrOrStderr())
 		of := ""

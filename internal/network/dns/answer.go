@@ -1,13 +1,18 @@
 package dns
 
 import (
+	"net/netip"
 	"strings"
 
 	"golang.org/x/net/dns/dnsmessage"
 )
 
-// ttl is how long a client may keep an answer, in seconds; it never becomes wrong.
-const ttl = 60
+// Times to live, in seconds: of what never becomes wrong, and of what a change of policy
+// makes wrong.
+const (
+	ttl      = 60
+	negative = 5
+)
 
 // maxQuery bounds a query in bytes, and with it what a name can carry out in one go.
 const maxQuery = 512
@@ -15,10 +20,19 @@ const maxQuery = 512
 // udpSize is what is announced as taken over UDP (RFC 9715: not fragmented anywhere).
 const udpSize = 1232
 
-// Extended DNS errors (RFC 8914): the reason beside NXDOMAIN.
+// Extended DNS errors (RFC 8914): the reason beside a response code.
 const (
 	optionEDE     = 15
 	edeProhibited = 18
+)
+
+const badVersion dnsmessage.RCode = 16 // of EDNS (RFC 6891)
+
+// Types that dnsmessage has no name for.
+const (
+	typeSVCB  dnsmessage.Type = 64
+	typeHTTPS dnsmessage.Type = 65
+	typeCAA   dnsmessage.Type = 257
 )
 
 // Answer answers a query with the addresses that stand for names; nil is no answer, to what
@@ -34,103 +48,159 @@ func Answer(names *Names, message []byte, allowed func(name string) bool) []byte
 	if err != nil || head.Response {
 		return nil
 	}
-	reply := dnsmessage.Header{ID: head.ID, Response: true, OpCode: head.OpCode, RecursionDesired: head.RecursionDesired, RecursionAvailable: true}
+	r := reply{head: dnsmessage.Header{
+		ID: head.ID, Response: true, OpCode: head.OpCode,
+		RecursionDesired: head.RecursionDesired, RecursionAvailable: true,
+	}}
+	// A single question: no implementation asks more, and none could be told apart in the
+	// answer (RFC 9619).
 	questions, err := p.AllQuestions()
 	if err != nil || len(questions) != 1 {
-		reply.RCode = dnsmessage.RCodeFormatError
-		return build(reply, nil, nil, nil, false)
+		return r.code(dnsmessage.RCodeFormatError)
 	}
 	q := questions[0]
-	edns := hasEDNS(&p)
-	if head.OpCode != 0 {
-		reply.RCode = dnsmessage.RCodeNotImplemented
-		return build(reply, &q, nil, nil, edns)
-	}
-	if q.Class != dnsmessage.ClassINET {
-		reply.RCode = dnsmessage.RCodeRefused
-		return build(reply, &q, nil, nil, edns)
+	r.question = &q
+	version := r.readEDNS(&p)
+	switch {
+	case version != 0:
+		return r.code(badVersion)
+	case head.OpCode != 0:
+		return r.code(dnsmessage.RCodeNotImplemented)
+	case q.Class != dnsmessage.ClassINET:
+		return r.code(dnsmessage.RCodeRefused)
 	}
 	name := strings.ToLower(strings.TrimSuffix(q.Name.String(), "."))
 	if q.Type == dnsmessage.TypePTR {
-		return pointer(names, reply, &q, name, edns)
+		return r.pointer(names, name)
 	}
-	if !allowed(name) {
-		reply.RCode = dnsmessage.RCodeNameError
-		return build(reply, &q, nil, &dnsmessage.Option{Code: optionEDE, Data: []byte{0, edeProhibited}}, edns)
+	if !isHost(name) || !allowed(name) {
+		r.option = &dnsmessage.Option{Code: optionEDE, Data: []byte{0, edeProhibited}}
+		return r.nothing(dnsmessage.RCodeNameError)
 	}
-	if q.Type != dnsmessage.TypeA {
-		// There is nothing else: IPv6 is not used inside, and HTTPS records would bring keys
-		// that hide names from the policy.
-		return build(reply, &q, nil, nil, edns)
+	switch q.Type {
+	case dnsmessage.TypeA:
+		addr, ok := names.Addr(name)
+		if !ok {
+			r.option = &dnsmessage.Option{Code: optionEDE, Data: append([]byte{0, edeProhibited}, "too many new names"...)}
+			return r.code(dnsmessage.RCodeServerFailure)
+		}
+		return r.record(&dnsmessage.AResource{A: addr.As4()})
+	case dnsmessage.TypeALL: // RFC 8482: one record that says so
+		return r.record(&dnsmessage.UnknownResource{Type: dnsmessage.TypeHINFO, Data: []byte("\x07RFC8482\x00")})
+	case dnsmessage.TypeAAAA, typeHTTPS, typeSVCB, dnsmessage.TypeCNAME, dnsmessage.TypeMX, dnsmessage.TypeNS,
+		dnsmessage.TypeSOA, dnsmessage.TypeSRV, dnsmessage.TypeTXT, typeCAA:
+		// There is nothing else: IPv6 is not used inside, HTTPS records would bring keys that
+		// hide names from the policy, and the rest would have to be asked for outside.
+		return r.nothing(dnsmessage.RCodeSuccess)
 	}
-	addr, ok := names.Addr(name)
-	if !ok {
-		reply.RCode = dnsmessage.RCodeServerFailure
-		return build(reply, &q, nil, nil, edns)
-	}
-	return build(reply, &q, &dnsmessage.Resource{
-		Header: dnsmessage.ResourceHeader{Name: q.Name, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET, TTL: ttl},
-		Body:   &dnsmessage.AResource{A: addr.As4()},
-	}, nil, edns)
+	return r.code(dnsmessage.RCodeNotImplemented)
 }
 
-// hasEDNS says whether the query has an OPT record, without which none may be answered.
-func hasEDNS(p *dnsmessage.Parser) bool {
-	if p.SkipAllAnswers() != nil || p.SkipAllAuthorities() != nil {
-		return false
+// isHost says whether a name can be a host's: labels of letters, digits, "-" and "_".
+func isHost(name string) bool {
+	for label := range strings.SplitSeq(name, ".") {
+		if label == "" || len(label) > 63 || strings.Trim(label, "abcdefghijklmnopqrstuvwxyz0123456789-_") != "" {
+			return false
+		}
 	}
-	for range 16 {
+	return len(name) <= 253
+}
+
+// reply is an answer that is being made.
+type reply struct {
+	head     dnsmessage.Header
+	question *dnsmessage.Question
+	edns     bool // the query has it, without which no answer may have it
+	option   *dnsmessage.Option
+}
+
+// readEDNS looks for the query's OPT record and returns its version.
+func (r *reply) readEDNS(p *dnsmessage.Parser) (version int) {
+	if p.SkipAllAnswers() != nil || p.SkipAllAuthorities() != nil {
+		return 0
+	}
+	for {
 		h, err := p.AdditionalHeader()
 		if err != nil {
-			return false
+			return 0
 		}
 		if h.Type == dnsmessage.TypeOPT {
-			return true
+			r.edns = true
+			return int(h.TTL >> 16 & 0xff)
 		}
 		if p.SkipAdditional() != nil {
-			return false
+			return 0
 		}
 	}
-	return false
 }
 
 // pointer answers which name an address of the pool stands for.
-func pointer(names *Names, reply dnsmessage.Header, q *dnsmessage.Question, name string, edns bool) []byte {
-	found := ""
+func (r *reply) pointer(names *Names, name string) []byte {
 	if digits, ok := strings.CutSuffix(name, ".in-addr.arpa"); ok {
-		found = names.Name(reversed(digits))
+		if found := names.Name(reversed(digits)); found != "" {
+			if target, err := dnsmessage.NewName(found + "."); err == nil {
+				return r.record(&dnsmessage.PTRResource{PTR: target})
+			}
+		}
 	}
-	target, err := dnsmessage.NewName(found + ".")
-	if found == "" || err != nil {
-		reply.RCode = dnsmessage.RCodeNameError
-		return build(reply, q, nil, nil, edns)
-	}
-	return build(reply, q, &dnsmessage.Resource{
-		Header: dnsmessage.ResourceHeader{Name: q.Name, Type: dnsmessage.TypePTR, Class: dnsmessage.ClassINET, TTL: ttl},
-		Body:   &dnsmessage.PTRResource{PTR: target},
-	}, nil, edns)
+	return r.nothing(dnsmessage.RCodeNameError)
 }
 
-// build packs an answer. What cannot be packed is no answer.
-func build(head dnsmessage.Header, q *dnsmessage.Question, record *dnsmessage.Resource, option *dnsmessage.Option, edns bool) []byte {
-	m := dnsmessage.Message{Header: head}
-	if q != nil {
-		m.Questions = []dnsmessage.Question{*q}
+// reversed reads the address in a name below in-addr.arpa.
+func reversed(digits string) netip.Addr {
+	parts := strings.Split(digits, ".")
+	if len(parts) != 4 {
+		return netip.Addr{}
 	}
-	if record != nil {
-		m.Answers = []dnsmessage.Resource{*record}
+	addr, _ := netip.ParseAddr(parts[3] + "." + parts[2] + "." + parts[1] + "." + parts[0])
+	return addr
+}
+
+// code is an answer without records.
+func (r *reply) code(c dnsmessage.RCode) []byte {
+	r.head.RCode = c
+	return r.pack(nil, nil)
+}
+
+// record is an answer with one record.
+func (r *reply) record(body dnsmessage.ResourceBody) []byte {
+	h := dnsmessage.ResourceHeader{Name: r.question.Name, Type: r.question.Type, Class: dnsmessage.ClassINET, TTL: ttl}
+	if u, ok := body.(*dnsmessage.UnknownResource); ok {
+		h.Type = u.Type
 	}
-	if edns {
+	return r.pack([]dnsmessage.Resource{{Header: h, Body: body}}, nil)
+}
+
+var root = dnsmessage.MustNewName(".")
+
+// nothing says that there is no such name or record, and for how long that may be believed
+// (RFC 2308): not long, because a policy changes.
+func (r *reply) nothing(c dnsmessage.RCode) []byte {
+	r.head.RCode = c
+	return r.pack(nil, []dnsmessage.Resource{{
+		Header: dnsmessage.ResourceHeader{Name: root, Type: dnsmessage.TypeSOA, Class: dnsmessage.ClassINET, TTL: negative},
+		Body:   &dnsmessage.SOAResource{NS: root, MBox: root, Serial: 1, Refresh: 3600, Retry: 600, Expire: 86400, MinTTL: negative},
+	}})
+}
+
+// pack makes the message. What cannot be packed is no answer.
+func (r *reply) pack(answers, authorities []dnsmessage.Resource) []byte {
+	m := dnsmessage.Message{Header: r.head, Answers: answers, Authorities: authorities}
+	if r.question != nil {
+		m.Questions = []dnsmessage.Question{*r.question}
+	}
+	if r.edns {
 		var h dnsmessage.ResourceHeader
-		if h.SetEDNS0(udpSize, dnsmessage.RCodeSuccess, false) != nil {
+		if h.SetEDNS0(udpSize, m.RCode, false) != nil {
 			return nil
 		}
 		opt := &dnsmessage.OPTResource{}
-		if option != nil {
-			opt.Options = []dnsmessage.Option{*option}
+		if r.option != nil {
+			opt.Options = []dnsmessage.Option{*r.option}
 		}
 		m.Additionals = []dnsmessage.Resource{{Header: h, Body: opt}}
 	}
+	m.RCode &= 0xf // the rest is in the OPT record
 	packed, err := m.Pack()
 	if err != nil {
 		return nil

@@ -1,4 +1,5 @@
-// Package dns answers a sandbox's queries with addresses that stand for names.
+// Package dns answers a sandbox's queries with addresses that stand for names, and asks for
+// the real addresses when a connection is made.
 //
 // Each allowed name gets one address of its own (198.18.0.0/15, RFC 2544: never routed), the
 // same for as long as the sandbox lives and never another name's. A flow to it carries
@@ -7,8 +8,13 @@
 package dns
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"sync"
+	"time"
+
+	"golang.org/x/net/publicsuffix"
+	"golang.org/x/time/rate"
 )
 
 // pool are the addresses that stand for names. The first and the last are left out, as in
@@ -18,25 +24,35 @@ var pool = netip.MustParsePrefix("198.18.0.0/15")
 // poolSize is how many names a sandbox can have.
 const poolSize = 1<<17 - 2
 
+// newNames is how many names below one registered domain a sandbox may come to use in an
+// hour: each can carry bytes to that domain's servers, once it is connected to.
+const newNames = 500
+
+// maxDomains is how many domains have a budget of their own. A policy allows fewer.
+const maxDomains = 8192
+
 // Names are the names of one sandbox. Its methods are safe for concurrent use.
 type Names struct {
-	mu    sync.Mutex
-	addrs map[string]netip.Addr
-	names []string // by the number of their address
+	mu      sync.Mutex
+	addrs   map[string]netip.Addr
+	names   []string // by the number of their address
+	budgets map[string]*rate.Limiter
 }
 
 // NewNames returns an empty set.
-func NewNames() *Names { return &Names{addrs: map[string]netip.Addr{}} }
+func NewNames() *Names {
+	return &Names{addrs: map[string]netip.Addr{}, budgets: map[string]*rate.Limiter{}}
+}
 
-// Addr returns the address that stands for a name, which is in the form of policy.Host. It
-// says false when there are no more.
+// Addr returns the address that stands for a name, which is in lower case without a last
+// dot. It says false when there are no more, or too many new names below one domain.
 func (n *Names) Addr(name string) (netip.Addr, bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if addr, ok := n.addrs[name]; ok {
 		return addr, true
 	}
-	if len(n.names) >= poolSize {
+	if len(n.names) >= poolSize || !n.affords(name) {
 		return netip.Addr{}, false
 	}
 	n.names = append(n.names, name)
@@ -45,9 +61,26 @@ func (n *Names) Addr(name string) (netip.Addr, bool) {
 	return addr, true
 }
 
+// affords takes a new name off the budget of its domain.
+func (n *Names) affords(name string) bool {
+	domain, err := publicsuffix.EffectiveTLDPlusOne(name)
+	if err != nil {
+		domain = name // a suffix itself, or one label
+	}
+	budget := n.budgets[domain]
+	if budget == nil {
+		if len(n.budgets) >= maxDomains {
+			return false
+		}
+		budget = rate.NewLimiter(rate.Every(time.Hour/newNames), newNames)
+		n.budgets[domain] = budget
+	}
+	return budget.Allow()
+}
+
 // Name returns the name that an address stands for; "" when it stands for none.
 func (n *Names) Name(addr netip.Addr) string {
-	if !pool.Contains(addr) {
+	if !InPool(addr) {
 		return ""
 	}
 	n.mu.Lock()
@@ -62,16 +95,12 @@ func (n *Names) Name(addr netip.Addr) string {
 func InPool(addr netip.Addr) bool { return pool.Contains(addr) }
 
 func number(i int) netip.Addr {
-	base := pool.Addr().As4()
-	v := uint32(base[0])<<24 | uint32(base[1])<<16 | uint32(base[2])<<8 | uint32(base[3])
-	v += uint32(i)
-	return netip.AddrFrom4([4]byte{byte(v >> 24), byte(v >> 16), byte(v >> 8), byte(v)})
+	a := pool.Addr().As4()
+	binary.BigEndian.PutUint32(a[:], binary.BigEndian.Uint32(a[:])+uint32(i))
+	return netip.AddrFrom4(a)
 }
 
 func index(addr netip.Addr) int {
 	a, base := addr.As4(), pool.Addr().As4()
-	v := func(b [4]byte) uint32 {
-		return uint32(b[0])<<24 | uint32(b[1])<<16 | uint32(b[2])<<8 | uint32(b[3])
-	}
-	return int(v(a) - v(base))
+	return int(binary.BigEndian.Uint32(a[:]) - binary.BigEndian.Uint32(base[:]))
 }

@@ -1,0 +1,59 @@
+package main
+
+import (
+	"net"
+	"net/netip"
+	"os"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+	service "github.com/berm-sandbox/berm/internal/network/egress/server"
+)
+
+// newEgressCommand is the network service, which berm starts for itself.
+func newEgressCommand() *cobra.Command {
+	var resolvers []string
+	cmd := &cobra.Command{
+		Use:    egress.Command,
+		Short:  "Be the network service of a sandbox",
+		Hidden: true,
+		Args:   cli.UsageArgs(cobra.NoArgs),
+		RunE: func(*cobra.Command, []string) error {
+			// Nobody of the same user looks into it, it never gains rights, and what it parses
+			// does not end up in a core file.
+			for _, set := range [][2]int{{unix.PR_SET_DUMPABLE, 0}, {unix.PR_SET_NO_NEW_PRIVS, 1}} {
+				if err := unix.Prctl(set[0], uintptr(set[1]), 0, 0, 0); err != nil {
+					return berm.Errorf(berm.Internal, "give rights away: %w", err)
+				}
+			}
+			_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+			var c service.Config
+			for _, r := range resolvers {
+				addr, err := netip.ParseAddrPort(r)
+				if err != nil {
+					return cli.UsageError{Err: err}
+				}
+				c.Resolvers = append(c.Resolvers, addr)
+			}
+			s, err := service.New(c)
+			if err != nil {
+				return err
+			}
+			file := os.NewFile(egress.ServiceFD, "owner")
+			conn, err := net.FileConn(file)
+			file.Close()
+			owner, ok := conn.(*net.UnixConn)
+			if err != nil || !ok {
+				return berm.Errorf(berm.Invalid, "this command is started by berm")
+			}
+			s.Attend(owner)
+			return nil
+		},
+	}
+	cmd.Flags().StringArrayVar(&resolvers, "resolver", nil, "resolver to ask, with its port")
+	return cmd
+}

@@ -1,0 +1,127 @@
+package local
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/local/preset"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+// Network is what a command may reach.
+type Network struct {
+	Policy egress.Policy
+	Open   []string // ranges of special addresses that the policy may name
+	// Start starts the network service.
+	Start func() (*net.UnixConn, error)
+}
+
+// maxDenied bounds how many denials are kept for the user.
+const maxDenied = 100
+
+// online is the network of one run.
+type online struct {
+	task    *Task
+	journal *records
+	cancel  context.CancelCauseFunc
+
+	mu     sync.Mutex
+	link   *egress.Link
+	denied []egress.Event
+}
+
+// doOnline is do with the task's network.
+func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Result, error) {
+	if t.Network == nil {
+		return do(ctx, t, r)
+	}
+	if r.Grant.Network == preset.NetworkHost {
+		return Result{}, berm.Errorf(berm.Invalid, "the host's network and a policy exclude each other").WithHint("leave one of --network host and --allow out")
+	}
+	conn, err := t.Network.Start()
+	if err != nil {
+		return Result{}, err
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	o := &online{task: t, journal: journal, cancel: cancel}
+	attached := make(chan error, 1)
+	r.Link = func(f *os.File) {
+		// What is sent before waits in the link: nobody reads it.
+		link, warnings, err := egress.Attach(ctx, conn, r.ID, f, t.Network.Policy, t.Network.Open, o.event)
+		if err != nil {
+			cancel(err)
+		}
+		for _, w := range warnings {
+			t.Notice("policy: " + w)
+		}
+		o.mu.Lock()
+		o.link = link
+		o.mu.Unlock()
+		attached <- err
+		if err == nil {
+			go o.watch(ctx, link)
+		}
+	}
+	result, err := do(ctx, t, r)
+	o.finish()
+	select {
+	case attachErr := <-attached:
+		if attachErr != nil { // the command, if it ran, had no network
+			return Result{}, attachErr
+		}
+	default:
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	result.Denied = o.denied
+	return result, err
+}
+
+// finish waits a moment for what the service has still to tell.
+func (o *online) finish() {
+	o.mu.Lock()
+	link := o.link
+	o.mu.Unlock()
+	if link == nil {
+		return
+	}
+	o.cancel(nil) // no watching any more
+	ctx, stop := context.WithTimeout(context.Background(), time.Second)
+	defer stop()
+	link.Finish(ctx)
+}
+
+// watch tells when the service dies. The sandbox has no network then.
+func (o *online) watch(ctx context.Context, link *egress.Link) {
+	select {
+	case <-link.Done():
+		if ctx.Err() == nil {
+			o.task.Notice("the network service ended; the command has no network any more")
+		}
+	case <-ctx.Done():
+	}
+}
+
+// event records what the service tells.
+func (o *online) event(e egress.Event) {
+	outcome, kind := audit.OK, audit.NetFlow
+	if e.Action == "deny" {
+		outcome = audit.Denied
+		o.mu.Lock()
+		if len(o.denied) < maxDenied {
+			o.denied = append(o.denied, e)
+		}
+		o.mu.Unlock()
+	}
+	if e.Kind == "dns" {
+		kind = audit.NetDNS
+	}
+	o.journal.add(o.journal.record(kind, outcome, e.Reason, e))
+}
