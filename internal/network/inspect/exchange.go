@@ -220,7 +220,9 @@ func (x *exchange) reply(res *http.Response) error {
 	if x.filter == nil {
 		return nil
 	}
-	return filterReply(res, x.filter)
+	return filterReply(res, x.filter, func(err error) {
+		x.record.Reason, x.record.Err = ReasonSecret, err.Error()
+	})
 }
 
 // failed answers a request that has no reply.

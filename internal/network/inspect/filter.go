@@ -9,8 +9,9 @@ import (
 )
 
 // filterReply puts a filter into a reply. Its text must be readable: it was asked for
-// without an encoding, and gzip, which some servers send all the same, is undone.
-func filterReply(res *http.Response, f Filter) error {
+// without an encoding, and gzip, which some servers send all the same, is undone. Cut is
+// told why the reply ends early.
+func filterReply(res *http.Response, f Filter, cut func(error)) error {
 	switch encoding := strings.ToLower(res.Header.Get("Content-Encoding")); encoding {
 	case "", "identity":
 	case "gzip", "x-gzip":
@@ -23,7 +24,7 @@ func filterReply(res *http.Response, f Filter) error {
 	if err := f.Header(res.Header); err != nil {
 		return &refusal{err}
 	}
-	reply := &filtered{src: res.Body, filter: f, res: res}
+	reply := &filtered{src: res.Body, filter: f, res: res, cut: cut}
 	if up, ok := res.Body.(io.ReadWriteCloser); ok && res.StatusCode == http.StatusSwitchingProtocols {
 		res.Body = struct {
 			*filtered
@@ -44,6 +45,7 @@ type filtered struct {
 	src    io.ReadCloser
 	filter Filter
 	res    *http.Response
+	cut    func(error)
 	piece  []byte
 	out    []byte // filtered and not yet read
 	spare  []byte // out's memory
@@ -66,7 +68,8 @@ func (r *filtered) Read(p []byte) (int, error) {
 			denied = r.filter.Header(r.res.Trailer)
 		}
 		if denied != nil {
-			r.err = denied
+			r.cut(denied)
+			r.err = &refusal{denied}
 			continue
 		}
 		r.out, r.spare = out, out

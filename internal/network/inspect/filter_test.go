@@ -190,6 +190,9 @@ func TestFilter(t *testing.T) {
 		}
 		res.Body.Close()
 	}
+	if rec := r.last(t, 1); rec.Reason != ReasonSecret || rec.Err != errBroker.Error() {
+		t.Errorf("%+v", rec)
+	}
 }
 
 func TestWebSocket(t *testing.T) {
