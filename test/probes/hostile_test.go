@@ -343,3 +343,58 @@ func (a *account) restore() {
 	a.write("work/project/README", "a project\n")
 	a.write("work/project/src/main.c", "int main(void) { return 0; }\n")
 }
+
+// What is hidden in the workspace stays hidden, whatever the session makes of the way to
+// it, and what is shown there is not put where a link of the session leads.
+func TestHiddenInSession(t *testing.T) {
+	const dig = `
+exec 2>&1
+cat .env sub/secret sub/../.env; cp -r . /tmp/copy; cat /tmp/copy/.env /tmp/copy/sub/secret
+mv sub moved; cat moved/secret; mv .env env; cat env; ln .env hard; cat hard; umount .env; umount -l sub/secret; mount --bind . /mnt; cat /mnt/.env
+rm -rf sub .env moved; ls -la; cat sub/secret .env
+mkdir -p sub; mv sub/shown sub/elsewhere; mv sub away; rm -rf sub
+ln -s $1 sub; ln -s $1/id_rsa .env; ls -la . sub/ ; cat sub/* .env
+echo ended`
+	v, j := newLocal(t)
+	v.each(t, false, func(t *testing.T, a *account) {
+		defer a.restore()
+		a.write("work/project/.env", j.token("a hidden file"))
+		a.write("work/project/sub/secret", j.token("a hidden file below"))
+		a.write("work/project/sub/shown", "shown")
+		before := v.files()
+		run := []string{"--hide", ".env", "--hide", "sub/secret", "--ro", "sub/shown", "--", "bash", "-c", dig, "dig", a.home + "/.ssh"}
+		name := ""
+		for n := range 3 {
+			args := []string{"run"}
+			if name != "" {
+				args = append(args, "--session", name)
+			}
+			output, code := a.do(append(args, run...)...)
+			if n == 0 && (code != 0 || !strings.Contains(output, "ended\n")) {
+				t.Fatalf("exit code %d: %s", code, output)
+			}
+			t.Logf("run %d: exit code %d: %s", n, code, tail(output, 300))
+			j.leaks(t, v, before, output)
+			name = a.session()
+		}
+		a.do("discard", "--all")
+		// A session that made links of them while nothing was hidden.
+		for _, target := range []string{a.home + "/.ssh", "../../../../../../../../../" + a.home + "/.ssh", "/etc"} {
+			if output, code := a.do("run", "-q", "--", "sh", "-c", "rm -rf sub .env; ln -s $1 sub; ln -s $1/id_rsa .env", "sh", target); code != 0 {
+				t.Fatal(output)
+			}
+			output, code := a.do(append([]string{"run", "-q", "--session", a.session()}, run...)...)
+			t.Logf("%s: exit code %d: %s", target, code, tail(output, 300))
+			j.leaks(t, v, before, output)
+			a.do("discard", "--all")
+		}
+		// In place too, where the links are those of the project then.
+		for range 2 {
+			output, _ := a.do(append([]string{"run", "--rw", "."}, run...)...)
+			if where := j.found(output); where != "" {
+				t.Errorf("token in the output: %s\n%s", where, output)
+			}
+		}
+		a.do("discard", "--all")
+	})
+}
