@@ -21,6 +21,7 @@ const (
 // it. The environment and the standard streams are those that init has. The caller has
 // locked the goroutine to the main thread.
 func Command(argv, env []string) {
+	setName()
 	// With the socket the command could tell the monitor how it ended, and anything else.
 	unix.CloseOnExec(plan.Control)
 	trees := 0

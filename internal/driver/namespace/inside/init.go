@@ -27,9 +27,7 @@ const treesVariable = "TREES"
 // Main is the whole life of init. The caller has locked the goroutine to the main
 // thread: rights are dropped on it, and the agent inherits what it has.
 func Main() {
-	// Executed by descriptor, it would be listed under the descriptor's number.
-	name := [...]byte{'i', 'n', 'i', 't', 0}
-	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name)), 0, 0, 0)
+	setName()
 	text, _ := syscall.Getenv(treesVariable)
 	trees, _ := strconv.Atoi(text)
 	for {
@@ -60,6 +58,13 @@ func Main() {
 			fail("message", strconv.Itoa(int(message[0])), unix.EINVAL)
 		}
 	}
+}
+
+// setName names this process: executed by descriptor, it would be listed under the
+// descriptor's number.
+func setName() {
+	name := [...]byte{'i', 'n', 'i', 't', 0}
+	_ = unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name)), 0, 0, 0)
 }
 
 // cloneTrees makes a detached mount of each path, with the mounts below it: those that
