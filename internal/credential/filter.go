@@ -1,0 +1,86 @@
+package credential
+
+import (
+	"net/http"
+	"strings"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Filter looks through one reply, or any other stream that goes inside, for secrets. Its
+// methods are called by one goroutine.
+type Filter struct {
+	set    *Set
+	flow   Flow
+	method string
+	block  bool
+	told   bool
+	stream stream
+}
+
+// Filter returns a filter that masks every secret of the sandbox's bindings, for streams
+// that are no reply: output of commands, files, records. It is nil when there is none.
+func (s *Set) Filter() *Filter {
+	st := s.state.Load()
+	if st == nil || len(st.replies.needles) == 0 {
+		return nil
+	}
+	return &Filter{set: s, stream: stream{matcher: st.replies}}
+}
+
+// Header masks secrets in the fields of a head or a trailer. An error cuts the reply.
+func (f *Filter) Header(h http.Header) error {
+	for _, value := range h["Content-Encoding"] {
+		if value != "" && !strings.EqualFold(value, "identity") {
+			return berm.Errorf(berm.Unsupported, "the reply is encoded as %s although it was not to be, so that secrets in it could not be found", quote(value)).
+				WithHint("bind the credential to other paths, or set response: off for it")
+		}
+	}
+	for name, values := range h {
+		if n := f.stream.first(name); n != nil {
+			if err := f.echo(n); err != nil {
+				return err
+			}
+			delete(h, name)
+			continue
+		}
+		for i, value := range values {
+			if n := f.stream.first(value); n != nil {
+				if err := f.echo(n); err != nil {
+					return err
+				}
+				s := stream{matcher: f.stream.matcher}
+				masked, _ := s.feed(nil, []byte(value), true, true)
+				values[i] = string(masked)
+			}
+		}
+	}
+	return nil
+}
+
+// Body appends to dst what may go on of the next piece, with as many bytes as came in, and
+// keeps back what could be the start of a secret; with last set it keeps nothing. An error
+// cuts the reply.
+func (f *Filter) Body(dst, piece []byte, last bool) ([]byte, error) {
+	before := len(dst)
+	dst, found := f.stream.feed(dst, piece, !f.block, last)
+	if found != nil {
+		if err := f.echo(found); err != nil {
+			return dst[:before], err
+		}
+	}
+	return dst, nil
+}
+
+// echo tells once that a reply held a secret. The error is nil when it is masked.
+func (f *Filter) echo(n *needle) error {
+	if !f.told {
+		f.told = true
+		// The reply goes on without the secret whether or not that can be recorded.
+		f.set.report(Event{Type: Echo, Binding: n.binding, Name: f.flow.Name, Port: f.flow.Port, Method: f.method}) //nolint:errcheck // see above
+	}
+	if f.block {
+		return berm.Errorf(berm.Denied, "the reply holds the secret of the credential %s", n.binding)
+	}
+	return nil
+}

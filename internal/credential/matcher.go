@@ -1,0 +1,168 @@
+package credential
+
+import (
+	"encoding/base64"
+	"encoding/hex"
+	"encoding/json"
+	"html"
+	"net/url"
+	"slices"
+	"strings"
+)
+
+// class says what a found text is.
+type class uint8
+
+const (
+	placeholder class = iota
+	secret
+)
+
+// needle is one text that is looked for.
+type needle struct {
+	text    string
+	class   class
+	binding string // the id of the one that it belongs to
+}
+
+// shortest is the length from which a text can be told from chance.
+const shortest = 8
+
+// matcher finds needles in bytes, as they are and in the encodings in which programs write
+// them: an automaton of Aho and Corasick, with few edges, since a secret may be long.
+type matcher struct {
+	needles []needle
+	root    [256]int32 // the state after one byte
+	// pairs has a bit for each two bytes that begin a needle or an escape.
+	pairs   [1 << 16 / 64]uint64
+	nodes   []node // nodes[0] is the root
+	longest int
+}
+
+type node struct {
+	next  []edge
+	fail  int32
+	depth int32
+	// found is the needle that ends here, counted from one; length is that of its text in this
+	// encoding. A longer text wins over those that are its ends.
+	found  int32
+	length int32
+}
+
+type edge struct {
+	b  byte
+	to int32
+}
+
+func newMatcher(needles []needle) *matcher {
+	m := &matcher{needles: needles, nodes: make([]node, 1)}
+	for i, n := range needles {
+		for _, text := range variants(n.text) {
+			m.add(text, int32(i+1))
+		}
+	}
+	m.link()
+	for pair := range 1 << 16 {
+		first, second := byte(pair>>8), byte(pair)
+		at := m.root[first]
+		if introduces(first) || at != 0 && (introduces(second) || m.edge(at, second) != 0) {
+			m.pairs[pair/64] |= 1 << (pair % 64)
+		}
+	}
+	return m
+}
+
+func (m *matcher) add(text string, found int32) {
+	at := int32(0)
+	for i := range len(text) {
+		to := m.edge(at, text[i])
+		if to == 0 {
+			to = int32(len(m.nodes))
+			m.nodes = append(m.nodes, node{depth: int32(i + 1)})
+			m.nodes[at].next = append(m.nodes[at].next, edge{text[i], to})
+		}
+		at = to
+	}
+	if m.nodes[at].found == 0 {
+		m.nodes[at].found = found
+		m.nodes[at].length = int32(len(text))
+	}
+	m.longest = max(m.longest, len(text))
+}
+
+func (m *matcher) edge(at int32, b byte) int32 {
+	for _, e := range m.nodes[at].next {
+		if e.b == b {
+			return e.to
+		}
+	}
+	return 0
+}
+
+// link sets, breadth first, for each node the longest proper end of its text that is a
+// node too.
+func (m *matcher) link() {
+	var queue []int32
+	for _, e := range m.nodes[0].next {
+		m.root[e.b] = e.to
+		queue = append(queue, e.to)
+	}
+	for len(queue) > 0 {
+		at := queue[0]
+		queue = queue[1:]
+		for _, e := range m.nodes[at].next {
+			fail := m.step(m.nodes[at].fail, e.b)
+			m.nodes[e.to].fail = fail
+			if n := &m.nodes[e.to]; n.found == 0 {
+				n.found, n.length = m.nodes[fail].found, m.nodes[fail].length
+			}
+			queue = append(queue, e.to)
+		}
+	}
+}
+
+// step returns the state after one more byte.
+func (m *matcher) step(at int32, b byte) int32 {
+	for at != 0 {
+		if to := m.edge(at, b); to != 0 {
+			return to
+		}
+		at = m.nodes[at].fail
+	}
+	return m.root[b]
+}
+
+// variants are the forms of a text that one search finds: itself, percent, JSON and HTML
+// in their usual forms (decoder finds the unusual ones), hexadecimal digits, and base64
+// wherever it may begin in what is encoded.
+func variants(text string) []string {
+	all := []string{
+		text, url.QueryEscape(text), url.PathEscape(text), jsonEscape(text), html.EscapeString(text),
+		hex.EncodeToString([]byte(text)), strings.ToUpper(hex.EncodeToString([]byte(text))),
+	}
+	for before := range 3 {
+		// Characters that hold bits of a neighbour are left out: 6 bits each, 8 of a byte.
+		padded := append(make([]byte, before), text...)
+		from := (8*before + 5) / 6
+		to := 8 * len(padded) / 6
+		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
+			all = append(all, encoding.EncodeToString(padded)[from:to])
+		}
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+func jsonEscape(text string) string {
+	b, _ := json.Marshal(text) // a string
+	return string(b[1 : len(b)-1])
+}
+
+// first returns the first needle in text, or nil.
+func (m *matcher) first(text string) *needle {
+	s := stream{matcher: m}
+	var hit *needle
+	s.hit = func(n *needle, _, _ int64) bool { hit = n; return false }
+	s.run([]byte(text))
+	return hit
+}

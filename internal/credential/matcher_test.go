@@ -1,0 +1,173 @@
+package credential
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/hex"
+	"fmt"
+	"html"
+	"math/rand/v2"
+	"net/url"
+	"strings"
+	"testing"
+)
+
+const canary = `sk-live/CANARY+"secret"&7f3a9c`
+
+// encodings are forms in which a server or a client may write a text.
+func encodings(text string) map[string]string {
+	all := map[string]string{
+		"raw": text, "query": url.QueryEscape(text), "path": url.PathEscape(text), "json": jsonEscape(text), "html": html.EscapeString(text),
+		"hex": hex.EncodeToString([]byte(text)), "HEX": strings.ToUpper(hex.EncodeToString([]byte(text))),
+	}
+	var percent, mixed, unicode, decimal, hexEntity, x strings.Builder
+	for i := range len(text) {
+		c := text[i]
+		fmt.Fprintf(&percent, "%%%02x", c)
+		fmt.Fprintf(&unicode, `\u%04X`, c)
+		fmt.Fprintf(&x, `\x%02x`, c)
+		fmt.Fprintf(&decimal, "&#%d;", c)
+		fmt.Fprintf(&hexEntity, "&#x%x;", c)
+		if i%3 == 1 {
+			fmt.Fprintf(&mixed, "%%%02X", c)
+		} else {
+			mixed.WriteByte(c)
+		}
+	}
+	all["percent"], all["some percent"], all[`\u`], all[`\x`] = percent.String(), mixed.String(), unicode.String(), x.String()
+	all["&#"], all["&#x"] = decimal.String(), hexEntity.String()
+	for i := range 4 {
+		around := strings.Repeat("u", i) + ":" + text + ":tail"
+		all[fmt.Sprint("base64 ", i)] = base64.StdEncoding.EncodeToString([]byte(around))
+		all[fmt.Sprint("base64url ", i)] = base64.URLEncoding.EncodeToString([]byte(around))
+	}
+	return all
+}
+
+func TestFindsEveryEncoding(t *testing.T) {
+	m := newMatcher([]needle{{"other-needle", placeholder, "a"}, {canary, secret, "b"}})
+	for name, text := range encodings(canary) {
+		for _, around := range [][2]string{{"", ""}, {"x=", "&y=1"}, {"%", "%"}, {"&amp", ";"}, {`\`, `"`}, {"%25%2", "z"}, {"sk-", "sk-"}, {"other-sk-live", "x"}} {
+			if around[0] == `\` && name != "raw" || around[0] == "%25%2" {
+				continue // an odd escape before swallows the first character: another text
+			}
+			n := m.first(around[0] + text + around[1])
+			if n == nil || n.binding != "b" {
+				t.Errorf("%s between %q and %q is not found", name, around[0], around[1])
+			}
+		}
+	}
+	for _, text := range []string{"", canary[1:], canary[:len(canary)-1], "sk-live/CANARY", "other-needl", "%6f", "&#111", strings.Repeat("sk-", 100)} {
+		if n := m.first(text); n != nil {
+			t.Errorf("%q holds %+v", text, n)
+		}
+	}
+}
+
+// Whatever the pieces, no byte of a needle gets through, everything else does, and at most
+// what could begin one is kept back.
+func TestMaskInPieces(t *testing.T) {
+	m := newMatcher([]needle{{canary, secret, "b"}, {"sk-live-another-one", secret, "c"}})
+	random := rand.New(rand.NewPCG(1, 2))
+	for name, text := range encodings(canary) {
+		for range 40 {
+			noise := func() string {
+				b := make([]byte, random.IntN(30))
+				for i := range b {
+					b[i] = ` sk-live/%\&;#3x`[random.IntN(16)]
+				}
+				return string(b) + "  "
+			}
+			before, after := noise(), noise()
+			in := before + text + after
+			s := stream{matcher: m}
+			var out []byte
+			var hit *needle
+			for left := []byte(in); ; {
+				n := min(random.IntN(9), len(left))
+				piece := bytes.Clone(left[:n])
+				left = left[n:]
+				var found *needle
+				out, found = s.feed(out, piece, true, len(left) == 0)
+				if found != nil {
+					hit = found
+				}
+				if len(left) == 0 {
+					break
+				}
+			}
+			if hit == nil || len(out) != len(in) {
+				t.Fatalf("%s in %q: found %v, %q", name, in, hit, out)
+			}
+			if n := m.first(string(out)); n != nil {
+				t.Fatalf("%s in %q is still in %q", name, in, out)
+			}
+			if !strings.HasPrefix(string(out), before) || !strings.HasSuffix(string(out), after) {
+				t.Fatalf("%s in %q: the rest was changed: %q", name, in, out)
+			}
+		}
+	}
+}
+
+func TestKeepsBackNoMoreThanNeeded(t *testing.T) {
+	m := newMatcher([]needle{{canary, secret, "b"}})
+	s := stream{matcher: m}
+	for _, step := range []struct{ in, out string }{
+		{"data: hello\n\n", "data: hello\n\n"}, {"sk-li", ""}, {"ne\n", "sk-line\n"}, {"100%", "100"}, {" done", "% done"}, {"a%4", "a"}, {"1 ", "%41 "},
+	} {
+		out, found := s.feed(nil, []byte(step.in), true, false)
+		if string(out) != step.out || found != nil {
+			t.Errorf("after %q came %q, want %q", step.in, out, step.out)
+		}
+	}
+}
+
+func FuzzStream(f *testing.F) {
+	m := newMatcher([]needle{{canary, secret, "b"}, {"abcabcab", placeholder, "p"}, {"bcabcabcd", placeholder, "q"}})
+	for _, text := range encodings(canary) {
+		f.Add("x"+text+"y", uint8(3))
+	}
+	f.Add("abcabcabcd%61bcabcab", uint8(1))
+	f.Fuzz(func(t *testing.T, in string, size uint8) {
+		s := stream{matcher: m}
+		var out []byte
+		b := []byte(in)
+		for len(b) > 0 {
+			n := min(int(size)+1, len(b))
+			out, _ = s.feed(out, bytes.Clone(b[:n]), true, len(b) == n)
+			b = b[n:]
+		}
+		if len(out) != len(in) {
+			t.Fatalf("%d bytes became %d", len(in), len(out))
+		}
+		whole := stream{matcher: m}
+		once, _ := whole.feed(nil, []byte(in), true, true)
+		if !bytes.Equal(once, out) {
+			t.Fatalf("in pieces %q, at once %q", out, once)
+		}
+		for _, n := range m.needles {
+			if bytes.Contains(out, []byte(n.text)) {
+				t.Fatalf("%q is in %q", n.text, out)
+			}
+		}
+	})
+}
+
+func BenchmarkStream(b *testing.B) {
+	m := newMatcher([]needle{{"ghp_" + strings.Repeat("aZ9", 12), secret, "b"}, {"sk-ant-" + strings.Repeat("Qx7", 33), secret, "c"}})
+	text := []byte(strings.Repeat(`{"id": 123, "name": "some text", "url": "https://api.example.com/v1/things?x=1&y=2", "ok": true}`+"\n", 400))
+	random := make([]byte, len(text))
+	for i := range random {
+		random[i] = byte(rand.Int())
+	}
+	for name, in := range map[string][]byte{"json": text, "random": random} {
+		b.Run(name, func(b *testing.B) {
+			s := stream{matcher: m}
+			var out []byte
+			b.SetBytes(int64(len(in)))
+			for b.Loop() {
+				out, _ = s.feed(out[:0], in, true, false)
+			}
+		})
+	}
+}

@@ -1,0 +1,301 @@
+package credential
+
+import "bytes"
+
+// stream looks for needles in bytes that come in pieces. Beside the bytes themselves it
+// follows them with their escapes undone (percent, JSON, HTML), in which any character may
+// be written in many ways.
+type stream struct {
+	*matcher
+	// hit is called for each needle with its place in the stream; false ends the search.
+	hit func(n *needle, from, to int64) bool
+
+	pos   int64 // bytes seen
+	raw   int32 // state
+	dec   int32 // state of the bytes with escapes undone
+	ended bool
+
+	// escaped is what was read of an escape that is not complete.
+	escaped []byte
+	// apart says that dec is not raw; starts are then the places of the last characters that
+	// dec has seen, as many as its depth at least.
+	apart  bool
+	starts []int64
+
+	held []byte // of feed: seen, and not yet given on
+}
+
+// longestEscape is that of HTML: &#x010ffff; and the like.
+const longestEscape = 11
+
+// run looks through the next bytes.
+func (s *stream) run(b []byte) {
+	for i := 0; i < len(b) && !s.ended; {
+		if s.raw == 0 && !s.apart {
+			// Most bytes begin nothing.
+			n := i
+			for n+1 < len(b) {
+				pair := uint(b[n])<<8 | uint(b[n+1])
+				if s.pairs[pair/64]&(1<<(pair%64)) != 0 {
+					break
+				}
+				n++
+			}
+			s.pos += int64(n - i)
+			i = n
+		}
+		c, before := b[i], s.raw
+		i++
+		s.raw = s.step(s.raw, c)
+		s.pos++
+		if n := &s.nodes[s.raw]; n.found != 0 {
+			s.found(n, s.pos-int64(n.length), s.pos)
+		}
+		switch {
+		case s.apart:
+			s.decode(c, s.pos-1)
+			s.join()
+		case introduces(c):
+			s.part(before)
+			s.decode(c, s.pos-1)
+		}
+	}
+}
+
+func (s *stream) found(n *node, from, to int64) {
+	if !s.ended && !s.hit(&s.needles[n.found-1], from, to) {
+		s.ended = true
+	}
+}
+
+// introduces says whether c begins an escape.
+func introduces(c byte) bool { return c == '%' || c == '\\' || c == '&' }
+
+// decode takes the byte at a place.
+func (s *stream) decode(c byte, at int64) {
+	if len(s.escaped) == 0 && !introduces(c) {
+		s.plain(c, at, at+1)
+		return
+	}
+	s.escaped = append(s.escaped, c)
+	text, complete := unescape(s.escaped)
+	if !complete {
+		return
+	}
+	from := at + 1 - int64(len(s.escaped))
+	if text == "" {
+		// No escape: its first byte stands for itself, and those after it may begin another.
+		var b [longestEscape]byte
+		n := copy(b[:], s.escaped)
+		s.escaped = s.escaped[:0]
+		s.plain(b[0], from, from+1)
+		for i := 1; i < n; i++ {
+			s.decode(b[i], from+int64(i))
+		}
+		return
+	}
+	s.escaped = s.escaped[:0]
+	for i := range len(text) {
+		s.plain(text[i], from, at+1)
+	}
+}
+
+// part lets dec go its own way from the state before the last byte.
+func (s *stream) part(before int32) {
+	s.apart = true
+	s.dec = before
+	s.starts = s.starts[:0]
+	for at := s.pos - 1 - int64(s.nodes[before].depth); at < s.pos-1; at++ {
+		s.starts = append(s.starts, at)
+	}
+}
+
+// plain takes one character and the place of what it was written as.
+func (s *stream) plain(c byte, from, to int64) {
+	s.dec = s.step(s.dec, c)
+	s.starts = append(s.starts, from)
+	if n := &s.nodes[s.dec]; n.found != 0 {
+		s.found(n, s.starts[len(s.starts)-int(n.length)], to)
+	}
+	if depth := int(s.nodes[s.dec].depth); len(s.starts) > 2*s.longest+64 {
+		s.starts = append(s.starts[:0], s.starts[len(s.starts)-depth:]...)
+	}
+}
+
+// join ends the going apart when both states are the same, of the same bytes.
+func (s *stream) join() {
+	if s.dec != s.raw || len(s.escaped) > 0 {
+		return
+	}
+	depth := int64(s.nodes[s.dec].depth)
+	if depth == 0 || s.starts[int64(len(s.starts))-depth] == s.pos-depth {
+		s.apart = false
+	}
+}
+
+// pending returns the place from which on bytes could be the start of a needle.
+func (s *stream) pending() int64 {
+	from := s.pos - int64(s.nodes[s.raw].depth)
+	if s.apart {
+		if depth := int(s.nodes[s.dec].depth); depth > 0 {
+			from = min(from, s.starts[len(s.starts)-depth])
+		}
+		from = min(from, s.pos-int64(len(s.escaped)))
+	}
+	return from
+}
+
+// unescape reads one escape. It is complete when no more bytes are needed to tell; text is
+// empty when it is none.
+func unescape(b []byte) (text string, complete bool) {
+	if len(b) < 2 {
+		return "", false
+	}
+	switch b[0] {
+	case '%':
+		if unhex(b[1]) < 0 {
+			return "", true
+		}
+		if len(b) < 3 {
+			return "", false
+		}
+		return octet(b[1:3])
+	case '\\':
+		switch b[1] {
+		case '"', '\\', '/', '\'':
+			return string(b[1]), true
+		case 'n':
+			return "\n", true
+		case 't':
+			return "\t", true
+		case 'r':
+			return "\r", true
+		case 'b':
+			return "\b", true
+		case 'f':
+			return "\f", true
+		case 'x':
+			if len(b) < 4 {
+				return "", len(b) == 3 && unhex(b[2]) < 0
+			}
+			return octet(b[2:4])
+		case 'u':
+			for _, c := range b[2:] {
+				if unhex(c) < 0 {
+					return "", true
+				}
+			}
+			if len(b) < 6 {
+				return "", false
+			}
+			return number(b[2:], 16), true
+		}
+		return "", true
+	}
+	end := bytes.IndexByte(b, ';')
+	if end < 0 {
+		if len(b) >= longestEscape || !isEntity(b[len(b)-1]) {
+			return "", true
+		}
+		return "", false
+	}
+	name := b[1:end]
+	switch string(name) {
+	case "amp":
+		return "&", true
+	case "lt":
+		return "<", true
+	case "gt":
+		return ">", true
+	case "quot":
+		return `"`, true
+	case "apos":
+		return "'", true
+	}
+	if len(name) < 2 || name[0] != '#' {
+		return "", true
+	}
+	if name[1] == 'x' || name[1] == 'X' {
+		return number(name[2:], 16), true
+	}
+	return number(name[1:], 10), true
+}
+
+// octet reads two hexadecimal digits.
+func octet(b []byte) (string, bool) {
+	high, low := unhex(b[0]), unhex(b[1])
+	if high < 0 || low < 0 {
+		return "", true
+	}
+	return string([]byte{byte(high<<4 | low)}), true
+}
+
+// number returns the character of a number.
+func number(digits []byte, base int) string {
+	n := 0
+	for _, c := range digits {
+		d := unhex(c)
+		if d < 0 || d >= base || n > 0x10ffff {
+			return ""
+		}
+		n = n*base + d
+	}
+	if len(digits) == 0 {
+		return ""
+	}
+	return string(rune(n))
+}
+
+func unhex(c byte) int {
+	switch {
+	case c >= '0' && c <= '9':
+		return int(c - '0')
+	case c >= 'a' && c <= 'f':
+		return int(c-'a') + 10
+	case c >= 'A' && c <= 'F':
+		return int(c-'A') + 10
+	}
+	return -1
+}
+
+func isEntity(c byte) bool {
+	return c == '#' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
+
+// feed looks through piece, appends to dst what cannot be part of a needle any more, and
+// keeps the rest back; with last set it keeps nothing. In mask, needles become asterisks, so
+// that lengths stay as they are. found is the first needle of this piece.
+func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *needle) {
+	base := s.pos - int64(len(s.held))
+	buf := piece
+	if len(s.held) > 0 || mask {
+		s.held = append(s.held, piece...)
+		buf = s.held
+	}
+	// Ends are later than all that was given on, and starts are not before it: what is
+	// pending is kept.
+	s.hit = func(n *needle, from, to int64) bool {
+		if found == nil {
+			found = n
+		}
+		if mask {
+			blot(buf[max(from-base, 0) : to-base])
+		}
+		return mask
+	}
+	s.run(piece)
+	keep := s.pending()
+	if last {
+		keep = s.pos
+	}
+	n := int(keep - base)
+	dst = append(dst, buf[:n]...)
+	s.held = append(s.held[:0], buf[n:]...)
+	return dst, found
+}
+
+func blot(b []byte) {
+	for i := range b {
+		b[i] = '*'
+	}
+}
