@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"net"
 	"net/http"
@@ -191,8 +190,4 @@ func (r *rig) last(t testing.TB, n int) Record {
 	}
 	t.Fatalf("there is no record %d", n)
 	return Record{}
-}
-
-func pemBlock(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
