@@ -87,7 +87,7 @@ func Prepare(t *Task) (*Request, error) {
 		return nil, err
 	}
 	grant = preset.Narrow(grant, project, place)
-	if grant.Paths, err = withoutState(grant, place); err != nil {
+	if grant.Paths, err = withoutOwn(grant, place); err != nil {
 		return nil, err
 	}
 	if grant.Network == preset.NetworkHost {
@@ -423,18 +423,27 @@ func placeOf(dir string, environ []string) (preset.Place, error) {
 
 // LoadConfig reads the configuration file of whoever has this environment.
 func LoadConfig(environ []string) (*preset.Config, error) {
+	dir, err := configDir(environ)
+	if err != nil || dir == "" {
+		return nil, err
+	}
+	return preset.LoadConfig(filepath.Join(dir, "config.yaml"))
+}
+
+// configDir is where Berm is configured; "" when there is no home.
+func configDir(environ []string) (string, error) {
 	dir := variable(environ, "XDG_CONFIG_HOME")
 	if dir == "" {
 		home := variable(environ, "HOME")
 		if home == "" {
-			return nil, nil
+			return "", nil
 		}
 		dir = filepath.Join(home, ".config")
 	}
 	if !filepath.IsAbs(dir) {
-		return nil, berm.Errorf(berm.Invalid, "XDG_CONFIG_HOME is no absolute path: %q", dir)
+		return "", berm.Errorf(berm.Invalid, "XDG_CONFIG_HOME is no absolute path: %q", dir)
 	}
-	return preset.LoadConfig(filepath.Join(dir, "berm", "config.yaml"))
+	return filepath.Join(dir, "berm"), nil
 }
 
 // unset returns an environment without a variable.

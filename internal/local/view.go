@@ -67,38 +67,47 @@ func withResolver(paths []preset.Path) []preset.Path {
 	return paths
 }
 
-// withoutState adds to the paths of a grant that Berm's own directory is hidden where it
-// would be seen: what a command writes there, Berm would believe.
-func withoutState(g preset.Grant, place preset.Place) ([]preset.Path, error) {
-	state := realStateDir()
-	if state == "" {
-		return g.Paths, nil
+// withoutOwn adds to the paths of a grant that Berm's own directories are hidden where they
+// would be seen: what a command writes there, Berm would believe or obey in later runs.
+func withoutOwn(g preset.Grant, place preset.Place) ([]preset.Path, error) {
+	paths := g.Paths
+	for _, own := range ownDirs() {
+		seen := below(own, place.Workspace) || slices.ContainsFunc(paths, func(p preset.Path) bool {
+			return p.Access != preset.Hide && p.Target == "" && (below(own, p.Path) || below(p.Path, own))
+		})
+		if !seen {
+			continue
+		}
+		// Only what is there can be covered, and another run may be about to make it.
+		if err := os.MkdirAll(own, 0o700); err != nil {
+			return nil, berm.Errorf(berm.KindOf(err), "make Berm's own directory, to hide it: %w", err).
+				WithHint("set XDG_STATE_HOME and XDG_CONFIG_HOME to directories outside")
+		}
+		paths = slices.DeleteFunc(slices.Clone(paths), func(p preset.Path) bool { return below(p.Path, own) })
+		paths = append(paths, preset.Path{Path: own, Access: preset.Hide})
+		slices.SortStableFunc(paths, func(a, b preset.Path) int { return strings.Compare(a.Path, b.Path) })
 	}
-	seen := below(state, place.Workspace) || slices.ContainsFunc(g.Paths, func(p preset.Path) bool {
-		return p.Access != preset.Hide && p.Target == "" && (below(state, p.Path) || below(p.Path, state))
-	})
-	if !seen {
-		return g.Paths, nil
-	}
-	// Only what is there can be covered, and another run may be about to make it.
-	if err := os.MkdirAll(state, 0o700); err != nil {
-		return nil, berm.Errorf(berm.KindOf(err), "make the directory of sessions, to hide it: %w", err).WithHint("set XDG_STATE_HOME to a directory outside")
-	}
-	paths := slices.DeleteFunc(slices.Clone(g.Paths), func(p preset.Path) bool { return below(p.Path, state) })
-	paths = append(paths, preset.Path{Path: state, Access: preset.Hide})
-	slices.SortStableFunc(paths, func(a, b preset.Path) int { return strings.Compare(a.Path, b.Path) })
 	return paths, nil
 }
 
-// realStateDir is Berm's own directory without symbolic links, which may not be there yet;
-// "" when the user has none.
-func realStateDir() string {
-	dir, err := session.StateDir()
-	if err != nil {
-		return ""
+// ownDirs are where Berm keeps its sessions and is configured, without symbolic links. They
+// may not be there yet.
+func ownDirs() []string {
+	var dirs []string
+	state, err := session.StateDir()
+	if err == nil {
+		dirs = append(dirs, realPath(state))
 	}
-	for rest := ""; ; dir, rest = filepath.Dir(dir), filepath.Join(filepath.Base(dir), rest) {
-		if real, err := filepath.EvalSymlinks(dir); err == nil || dir == "/" {
+	if config, err := configDir(os.Environ()); err == nil && config != "" {
+		dirs = append(dirs, realPath(config))
+	}
+	return dirs
+}
+
+// realPath is a path without symbolic links, of which the end need not be there.
+func realPath(path string) string {
+	for rest := ""; ; path, rest = filepath.Dir(path), filepath.Join(filepath.Base(path), rest) {
+		if real, err := filepath.EvalSymlinks(path); err == nil || path == "/" {
 			return filepath.Join(real, rest)
 		}
 	}
@@ -128,8 +137,10 @@ func checkPlace(p preset.Place) error {
 			return refuse("it is a directory of the system")
 		}
 	}
-	if state := realStateDir(); state != "" && below(p.Workspace, state) {
-		return refuse("it is where Berm keeps its sessions")
+	for _, own := range ownDirs() {
+		if below(p.Workspace, own) {
+			return refuse("it is Berm's own")
+		}
 	}
 	for _, dir := range []string{"/proc/", "/sys/", "/dev/"} {
 		if strings.HasPrefix(p.Workspace, dir) && !strings.HasPrefix(p.Workspace, "/dev/shm/") {

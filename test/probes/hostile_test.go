@@ -398,3 +398,33 @@ echo ended`
 		a.do("discard", "--all")
 	})
 }
+
+// A project around the directories in which berm keeps its sessions and is configured does
+// not let a command change what later runs do.
+func TestOwnDirectoriesInProject(t *testing.T) {
+	v, j := newLocal(t)
+	v.each(t, false, func(t *testing.T, a *account) {
+		defer a.restore()
+		environ := a.environ
+		defer func() { a.environ = environ }()
+		a.environ = append(slices.Clone(environ), "XDG_CONFIG_HOME="+a.project+"/conf", "XDG_STATE_HOME="+a.project+"/state")
+		const plant = `mkdir -p conf/berm; printf 'version: 1\npreset: x\npresets:\n  x:\n    ro: ["~/.ssh", "~/notes.txt"]\n' >conf/berm/config.yaml; ls state/berm/*`
+		for _, flags := range [][]string{nil, {"--rw", "."}, {"--rw", ".", "--rw", "conf"}, {"--ro", ".", "--rw", "conf/berm"}} {
+			if output, _ := a.do(append(append([]string{"run"}, flags...), "--", "sh", "-c", plant)...); strings.Contains(output, "session") && len(flags) > 0 && !strings.Contains(output, "cannot") {
+				t.Errorf("berm run %q: %s", flags, output)
+			}
+			output, _ := a.do("run", "-q", "--", "sh", "-c", "cat ~/.ssh/id_rsa ~/notes.txt")
+			if where := j.found(output); where != "" {
+				t.Errorf("berm run %q: token in the output: %s", flags, where)
+			}
+			if _, err := os.Lstat(a.project + "/conf/berm/config.yaml"); err == nil {
+				t.Errorf("berm run %q let the command configure berm", flags)
+			}
+			a.do("apply")
+			if _, err := os.Lstat(a.project + "/conf/berm/config.yaml"); err == nil {
+				t.Errorf("berm run %q, berm apply: the command configured berm", flags)
+			}
+			a.do("discard", "--all")
+		}
+	})
+}
