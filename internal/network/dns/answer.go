@@ -28,12 +28,8 @@ const (
 
 const badVersion dnsmessage.RCode = 16 // of EDNS (RFC 6891)
 
-// Types that dnsmessage has no name for.
-const (
-	typeSVCB  dnsmessage.Type = 64
-	typeHTTPS dnsmessage.Type = 65
-	typeCAA   dnsmessage.Type = 257
-)
+// typeCAA is RFC 8659's; dnsmessage has no name for it.
+const typeCAA dnsmessage.Type = 257
 
 // Answer answers a query with the addresses that stand for names; nil is no answer, to what
 // is no query. allowed is asked about a name in lower case without the last dot: what it
@@ -87,7 +83,7 @@ func Answer(names *Names, message []byte, allowed func(name string) bool) []byte
 		return r.record(&dnsmessage.AResource{A: addr.As4()})
 	case dnsmessage.TypeALL: // RFC 8482: one record that says so
 		return r.record(&dnsmessage.UnknownResource{Type: dnsmessage.TypeHINFO, Data: []byte("\x07RFC8482\x00")})
-	case dnsmessage.TypeAAAA, typeHTTPS, typeSVCB, dnsmessage.TypeCNAME, dnsmessage.TypeMX, dnsmessage.TypeNS,
+	case dnsmessage.TypeAAAA, dnsmessage.TypeHTTPS, dnsmessage.TypeSVCB, dnsmessage.TypeCNAME, dnsmessage.TypeMX, dnsmessage.TypeNS,
 		dnsmessage.TypeSOA, dnsmessage.TypeSRV, dnsmessage.TypeTXT, typeCAA:
 		// There is nothing else: IPv6 is not used inside, HTTPS records would bring keys that
 		// hide names from the policy, and the rest would have to be asked for outside.

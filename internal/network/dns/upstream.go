@@ -2,30 +2,32 @@ package dns
 
 import (
 	"context"
-	"errors"
-	"math/rand/v2"
-	"net"
 	"net/netip"
-	"strings"
 	"sync"
 	"time"
 
+	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sync/singleflight"
 
 	"github.com/berm-sandbox/berm"
 )
 
-// keep is how long addresses of a name are used again, and maxKept of how many names.
+// How long an answer is used again, whatever its own time to live, and of how many names.
 const (
-	keep    = 10 * time.Second
-	maxKept = 4096
+	minKeep     = 5 * time.Second
+	maxKeep     = 5 * time.Minute
+	keepMissing = 5 * time.Second
+	maxKept     = 4096
 )
 
-// Upstream asks the host's resolvers for the real addresses of names. Its methods are safe
-// for concurrent use.
+// maxChain is how many aliases one name may lead through.
+const maxChain = 8
+
+// Upstream asks resolvers for the real addresses of names. It looks into no hosts file and
+// no search list. Its methods are safe for concurrent use.
 type Upstream struct {
-	resolver net.Resolver
-	group    singleflight.Group
+	servers func() []netip.AddrPort
+	group   singleflight.Group
 
 	mu   sync.Mutex
 	kept map[string]kept
@@ -33,63 +35,193 @@ type Upstream struct {
 
 type kept struct {
 	addrs []netip.Addr
+	err   error
 	until time.Time
 }
 
-// NewUpstream uses the resolvers given, or those of /etc/resolv.conf when there are none.
+// NewUpstream uses the resolvers given, or those of /etc/resolv.conf, as it is at the time,
+// when there are none.
 func NewUpstream(resolvers []netip.AddrPort) *Upstream {
-	u := &Upstream{resolver: net.Resolver{PreferGo: true}, kept: map[string]kept{}}
-	if len(resolvers) > 0 {
-		u.resolver.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, network, resolvers[rand.IntN(len(resolvers))].String())
-		}
+	u := &Upstream{kept: map[string]kept{}, servers: func() []netip.AddrPort { return resolvers }}
+	if len(resolvers) == 0 {
+		u.servers = hostResolvers("/etc/resolv.conf")
 	}
 	return u
 }
 
 // Lookup returns the addresses of a name, none of them judged. Kinds: NotFound (no such
-// name), Unavailable.
+// name, or one without an address), Unavailable.
 func (u *Upstream) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
 	u.mu.Lock()
 	k, ok := u.kept[name]
 	u.mu.Unlock()
 	if ok && time.Now().Before(k.until) {
-		return k.addrs, nil
+		return k.addrs, k.err
 	}
-	found, err, _ := u.group.Do(name, func() (any, error) {
-		// The last dot keeps the search list of this host out.
-		addrs, err := u.resolver.LookupNetIP(ctx, "ip", strings.TrimSuffix(name, ".")+".")
-		if err != nil {
-			return nil, err
+	// Who asked first may lose patience before those who joined: the question goes on.
+	result := u.group.DoChan(name, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxPatience)
+		defer cancel()
+		k := u.ask(ctx, name)
+		if berm.KindOf(k.err) != berm.Unavailable {
+			u.keep(name, k)
 		}
-		u.mu.Lock()
-		defer u.mu.Unlock()
-		if len(u.kept) >= maxKept {
-			clear(u.kept)
-		}
-		u.kept[name] = kept{addrs, time.Now().Add(keep)}
-		return addrs, nil
+		return k, nil
 	})
-	var dnsErr *net.DNSError
-	switch {
-	case errors.As(err, &dnsErr) && dnsErr.IsNotFound:
-		return nil, berm.Errorf(berm.NotFound, "there is no name %s", name)
-	case err != nil:
-		return nil, berm.Errorf(berm.Unavailable, "resolve %s: %w", name, err)
+	select {
+	case r := <-result:
+		k := r.Val.(kept)
+		return k.addrs, k.err
+	case <-ctx.Done():
+		return nil, berm.Errorf(berm.Unavailable, "resolve %s: %w", name, ctx.Err())
 	}
-	return found.([]netip.Addr), nil
 }
 
-// reversed reads the address in a name below in-addr.arpa.
-func reversed(digits string) netip.Addr {
-	parts := strings.Split(digits, ".")
-	if len(parts) != 4 {
-		return netip.Addr{}
+func (u *Upstream) keep(name string, k kept) {
+	u.mu.Lock()
+	defer u.mu.Unlock()
+	if len(u.kept) >= maxKept {
+		clear(u.kept)
 	}
-	addr, err := netip.ParseAddr(parts[3] + "." + parts[2] + "." + parts[1] + "." + parts[0])
-	if err != nil {
-		return netip.Addr{}
+	u.kept[name] = k
+}
+
+// ask asks for both kinds of addresses at the same time. One of them is enough.
+func (u *Upstream) ask(ctx context.Context, name string) kept {
+	types := [...]dnsmessage.Type{dnsmessage.TypeAAAA, dnsmessage.TypeA}
+	var answers [len(types)]answer
+	var errs [len(types)]error
+	var group sync.WaitGroup
+	for i, t := range types {
+		group.Go(func() { answers[i], errs[i] = u.follow(ctx, name, t) })
 	}
-	return addr
+	group.Wait()
+	k := kept{}
+	least := maxKeep
+	for i, a := range answers {
+		if errs[i] == nil {
+			k.addrs = append(k.addrs, a.addrs...)
+			if len(a.addrs) > 0 {
+				least = min(least, a.ttl)
+			}
+		}
+	}
+	switch {
+	case len(k.addrs) > 0:
+		k.until = time.Now().Add(max(least, minKeep))
+		return k
+	// That there is no address may only be said when both were answered.
+	case errs[0] != nil && berm.KindOf(errs[0]) != berm.NotFound:
+		k.err = errs[0]
+	case errs[1] != nil:
+		k.err = errs[1]
+	default:
+		k.err = berm.Errorf(berm.NotFound, "the name %s has no address", name)
+	}
+	k.until = time.Now().Add(keepMissing)
+	return k
+}
+
+// answer is what resolvers know about a name.
+type answer struct {
+	addrs []netip.Addr
+	ttl   time.Duration
+	alias string // where the chain ends, if it ends without an address
+}
+
+// follow asks for one type, and again where a chain of aliases is given in parts.
+func (u *Upstream) follow(ctx context.Context, name string, t dnsmessage.Type) (answer, error) {
+	asked, ttl := name, maxKeep
+	for range maxChain {
+		a, err := u.exchange(ctx, asked, t)
+		if err != nil {
+			return answer{}, err
+		}
+		ttl = min(ttl, a.ttl)
+		if a.alias == "" || len(a.addrs) > 0 {
+			a.ttl = ttl
+			return a, nil
+		}
+		asked = a.alias
+	}
+	return answer{}, berm.Errorf(berm.NotFound, "the name %s leads through more than %d aliases", name, maxChain)
+}
+
+// read takes the answer to a question out of a message that a resolver sent: the addresses
+// at the end of the chain of aliases that begins at the name, whatever else is in it.
+func read(message []byte, q dnsmessage.Question, id uint16) (a answer, code dnsmessage.RCode, truncated, ok bool) {
+	var p dnsmessage.Parser
+	head, err := p.Start(message)
+	if err != nil || !head.Response || head.ID != id {
+		return a, 0, false, false
+	}
+	questions, err := p.AllQuestions()
+	if err != nil || len(questions) != 1 || !sameQuestion(questions[0], q) {
+		return a, 0, false, false
+	}
+	if head.RCode != dnsmessage.RCodeSuccess || head.Truncated {
+		return a, head.RCode, head.Truncated, true
+	}
+	aliases := map[string]string{}
+	addrs := map[string][]netip.Addr{}
+	ttls := map[string]time.Duration{}
+	for {
+		h, err := p.AnswerHeader()
+		if err == dnsmessage.ErrSectionDone {
+			break
+		}
+		if err != nil {
+			return a, 0, false, false
+		}
+		owner := canonical(h.Name)
+		ttl := time.Duration(h.TTL) * time.Second
+		if old, ok := ttls[owner]; !ok || ttl < old {
+			ttls[owner] = ttl
+		}
+		switch {
+		case h.Class != dnsmessage.ClassINET:
+			err = p.SkipAnswer()
+		case h.Type == dnsmessage.TypeCNAME:
+			var r dnsmessage.CNAMEResource
+			r, err = p.CNAMEResource()
+			aliases[owner] = canonical(r.CNAME)
+		case h.Type == dnsmessage.TypeA && q.Type == h.Type:
+			var r dnsmessage.AResource
+			r, err = p.AResource()
+			addrs[owner] = append(addrs[owner], netip.AddrFrom4(r.A))
+		case h.Type == dnsmessage.TypeAAAA && q.Type == h.Type:
+			var r dnsmessage.AAAAResource
+			r, err = p.AAAAResource()
+			addrs[owner] = append(addrs[owner], netip.AddrFrom16(r.AAAA))
+		default:
+			err = p.SkipAnswer()
+		}
+		if err != nil {
+			return a, 0, false, false
+		}
+	}
+	name := canonical(q.Name)
+	a.ttl = maxKeep
+	for range maxChain + 1 {
+		if ttl, ok := ttls[name]; ok {
+			a.ttl = min(a.ttl, ttl)
+		}
+		if found := addrs[name]; len(found) > 0 {
+			a.addrs, a.alias = found[:min(len(found), maxAddrs)], ""
+			return a, 0, false, true
+		}
+		next, ok := aliases[name]
+		if !ok {
+			return a, 0, false, true
+		}
+		name, a.alias = next, next
+	}
+	return answer{}, dnsmessage.RCodeServerFailure, false, true
+}
+
+// maxAddrs is how many addresses of a name are used.
+const maxAddrs = 32
+
+func sameQuestion(a, b dnsmessage.Question) bool {
+	return a.Type == b.Type && a.Class == b.Class && canonical(a.Name) == canonical(b.Name)
 }
