@@ -404,6 +404,7 @@ func TestNothingElseWritten(t *testing.T) {
 				if path == p.path(".local/state/berm") {
 					return filepath.SkipDir
 				}
+				p.must(err)
 				info, err := d.Info()
 				p.must(err)
 				paths = append(paths, fmt.Sprint(path, info.ModTime(), info.Mode()))

@@ -44,7 +44,7 @@ func (p *person) cycle() {
 func TestNames(t *testing.T) {
 	names := []string{"a b", "new\nline", "colon:comma,", `back\slash\,\:`, `q"uo'te`, "é€😀", "not\xff\xfeutf8", "-dash", "\x1b[31mred", strings.Repeat("x", 200)}
 	if all {
-		names = append(names, "$(id)", "%s%n", "`id`", "upperdir=x,lowerdir=y", " lead", "trail ", "#", "*", "~", `\`, "\t", "\x01\x7f", "‮right-to-left")
+		names = append(names, "$(id)", "%s%n", "`id`", "upperdir=x,lowerdir=y", " lead", "trail ", "#", "*", "~", `\`, "\t", "\x01\x7f", "\u202eright-to-left")
 	}
 	each(t, func(p *person) {
 		for _, name := range names {

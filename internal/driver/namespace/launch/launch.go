@@ -348,7 +348,7 @@ func (s *Sandbox) trees() (fds []*os.File, err error) {
 			continue
 		}
 		err := mount.IDMap(int(tree.Fd()), int(userns.Fd()))
-		if err != nil && !(t.Own && berm.KindOf(err) == berm.Unsupported) {
+		if err != nil && (!t.Own || berm.KindOf(err) != berm.Unsupported) {
 			return fds, err
 		}
 	}
