@@ -3,6 +3,7 @@ package local
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
+	"github.com/berm-sandbox/berm/internal/local/preset"
 )
 
 // leasable are the host ids of which a sandbox of root gets a range, the same as those
@@ -63,6 +65,27 @@ func mayLease() bool {
 	}
 	const needed = 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETUID | 1<<unix.CAP_SETGID
 	return effective()&needed == needed
+}
+
+// foreign tells what the command will not be able to change in a workspace, or "": the
+// kernel lets nobody write as ids that are not mapped, and overlayfs copies nothing of them.
+func foreign(workspace string, access preset.Workspace) string {
+	var st unix.Stat_t
+	if access == preset.WorkspaceReadOnly || unix.Stat(workspace, &st) != nil || int(st.Uid) == os.Geteuid() && int(st.Gid) == os.Getegid() {
+		return ""
+	}
+	switch {
+	case mayLease():
+		if st.Uid < berm.IDsPerSandbox && st.Gid < berm.IDsPerSandbox {
+			return ""
+		}
+		return fmt.Sprintf("the project belongs to user %d and group %d: root's sandboxes have only ids below %d, so the command cannot write there; run it as that user", st.Uid, st.Gid, berm.IDsPerSandbox)
+	case access != preset.WorkspaceCopyOnWrite:
+		return ""
+	case int(st.Uid) != os.Geteuid():
+		return fmt.Sprintf("the project belongs to user %d: its files cannot be changed beside it, only new ones made in its top directory", st.Uid)
+	}
+	return fmt.Sprintf("the project belongs to group %d, not to yours (%d): its files cannot be changed beside it; use newgrp or chgrp, or --rw . to write into the project", st.Gid, os.Getegid())
 }
 
 // effective is the set of this process' capabilities.

@@ -118,6 +118,9 @@ func Do(ctx context.Context, t *Task) (Result, error) {
 	for _, n := range r.Grant.Notices {
 		t.Notice(n)
 	}
+	if n := foreign(r.Place.Workspace, r.Grant.Workspace); n != "" {
+		t.Notice(n)
+	}
 	monitor.Trace("prepared")
 	journal := begin(t, r)
 	result, err := doOnline(ctx, t, r, journal)

@@ -423,6 +423,24 @@ func TestForeignProject(t *testing.T) {
 	}
 }
 
+// Whoever cannot write to a project for the ids of its files is told before.
+func TestUnmappedOwners(t *testing.T) {
+	p := root(t)
+	other := newPerson(t, ordinary)
+	p.must(os.Chown(other.project, ordinary, 12321))
+	other.sh("cat file").prints("one").says("group 12321", "newgrp")
+	other.sh("cat file; echo two > file", "--rw", ".").prints("one")
+	if r := other.sh("cat file", "--ro", "."); r.stderr != "" {
+		t.Errorf("%v", r)
+	}
+	p.must(os.Chown(p.project, ordinary, ordinary))
+	p.sh("cat file").prints("one").says(fmt.Sprintf("user %d", ordinary), "below 65536")
+	p.must(os.Chown(p.project, 12345, 12345))
+	if r := p.sh("cat file"); r.stderr != "" {
+		t.Errorf("%v", r)
+	}
+}
+
 func TestGitWorktree(t *testing.T) {
 	if _, err := exec.LookPath("git"); err != nil {
 		t.Skip("git is not installed")
