@@ -7,6 +7,7 @@ package link
 
 import (
 	"encoding/binary"
+	"errors"
 	"syscall"
 	"unsafe"
 
@@ -176,6 +177,7 @@ func address(m unix.IfAddrmsg) []byte { return (*[unix.SizeofIfAddrmsg]byte)(uns
 func route(m unix.RtMsg) []byte       { return (*[unix.SizeofRtMsg]byte)(unsafe.Pointer(&m))[:] }
 
 func failed(step string, err error) error {
-	errno, _ := err.(syscall.Errno)
+	var errno syscall.Errno
+	errors.As(err, &errno)
 	return &Error{Step: step, Err: errno}
 }

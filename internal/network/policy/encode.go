@@ -14,7 +14,7 @@ func (p *Policy) YAML() []byte {
 	b.WriteString("version: 1\n")
 	for _, f := range p.fields()[1:] {
 		list, isList := f.value.([]object)
-		if !isList {
+		if !isList || len(list) == 0 {
 			w := writer{}
 			w.value(f.value)
 			b.WriteString(f.key + ": " + w.String() + "\n")

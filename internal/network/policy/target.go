@@ -72,16 +72,18 @@ func ParseTarget(s string) (Target, error) {
 		return Target{}, berm.Errorf(berm.Invalid, "%q has a star at a place where none can be", clip(s)).
 			WithHint("*.example.com is every name below, .example.com the name too, api-*.example.com one label")
 	}
-	if !wild && !strings.Contains(s, ".") {
+	if !wild && !strings.Contains(s, ".") { // what groups.txt has has dots
 		if _, ok := groups()[s]; ok || s == groupPublic || s == groupNames {
-			return Target{kind: namedGroup, name: s}, nil
+			return groupTarget(s), nil
 		}
-		return Target{}, berm.Errorf(berm.Invalid, "%q is neither a group nor a full name", clip(s)).
-			WithHint("the groups are %s", strings.Join(Groups(), ", "))
 	}
 	name, err := canonicalName(rest)
 	if err != nil {
 		return Target{}, err
+	}
+	if !wild && !strings.Contains(name, ".") {
+		return Target{}, berm.Errorf(berm.Invalid, "%q is neither a group nor a full name", clip(s)).
+			WithHint("the groups are %s", strings.Join(Groups(), ", "))
 	}
 	t.name = name
 	if wild {

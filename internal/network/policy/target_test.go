@@ -28,7 +28,7 @@ func TestParseTarget(t *testing.T) {
 	}
 	for _, in := range []string{
 		"", "*", "**", "*.", ".", "*.com", "*.co.uk", ".com", "api-*.com", "*.internal", "*.local", "*.*.a.b", "a.*.b", "a*b*.c.d", "*..a.b", "**.a.b", "-*.a.b",
-		"10.0.0.1/8", "10.0.0.0/33", "127.1", "0x7f000001", "1.2.3.4:80", "a.b:80", "https://a.b", "a.b/c", "a b.c", "_x.a.b", "nope", "::ffff:1.2.3.4", "fe80::1%eth0", "::ffff:0:0/96",
+		"10.0.0.1/8", "10.0.0.0/33", "127.1", "0x7f000001", "1.2.3.4:80", "a.", "pypi.", "PyPI", "a.b:80", "https://a.b", "a.b/c", "a b.c", "_x.a.b", "nope", "::ffff:1.2.3.4", "fe80::1%eth0", "::ffff:0:0/96",
 	} {
 		if target, err := ParseTarget(in); berm.KindOf(err) != berm.Invalid || err == nil {
 			t.Errorf("%q is %v, %v", in, target, err)

@@ -28,7 +28,6 @@ const (
 type endpoint struct {
 	file *os.File
 	raw  rawConn
-	own  tcpip.Address // the sandbox's
 	gate gate
 
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]

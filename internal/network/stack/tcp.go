@@ -2,6 +2,7 @@ package stack
 
 import (
 	"context"
+	"errors"
 	"io"
 	"time"
 
@@ -127,13 +128,13 @@ func (c *conn) WriteTo(w io.Writer) (int64, error) {
 		n, err := c.writeOnce(w)
 		total += int64(n)
 		switch {
-		case err == errNothing:
+		case errors.Is(err, errNothing):
 			select {
 			case <-ready:
 			case <-c.flow.ctx.Done():
 				return total, c.flow.ctx.Err()
 			}
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			return total, nil
 		case err != nil:
 			return total, err

@@ -77,8 +77,8 @@ func (s *Stack) exchange(f *Flow, r *udp.ForwarderRequest, id stack.TransportEnd
 	}
 	f.connected(ep.Abort)
 	conn := &datagrams{UDPConn: gonet.NewUDPConn(&queue, ep), flow: f, stack: s}
-	defer conn.Close()
 	serve(conn)
+	ep.Close()
 }
 
 // query has one datagram to port 53 answered.

@@ -91,24 +91,20 @@ func send() error {
 
 func receive(fd int) error {
 	packet := make([]byte, 1<<16)
-	for {
-		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000); err != nil {
-			return err
-		}
-		n, err := unix.Read(fd, packet)
-		if err != nil {
-			return err
-		}
-		ip := packet[link.HeaderLen:n]
-		if ip[0] != 0x45 {
-			return fmt.Errorf("a packet that is not IPv4 comes out of a new link: % x", ip)
-		}
-		if !net.IP(ip[12:16]).Equal(net.IPv4(10, 0, 2, 15)) || !net.IP(ip[16:20]).Equal(net.IPv4(192, 0, 2, 1)) ||
-			binary.BigEndian.Uint16(ip[22:]) != 7 || !bytes.HasSuffix(ip, []byte("out")) {
-			return fmt.Errorf("packet % x", ip)
-		}
-		return nil
+	if _, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000); err != nil {
+		return err
 	}
+	n, err := unix.Read(fd, packet)
+	if err != nil {
+		return err
+	}
+	ip := packet[link.HeaderLen:n]
+	// The first that comes: nothing of IPv6's before it.
+	if ip[0] != 0x45 || !net.IP(ip[12:16]).Equal(net.IPv4(10, 0, 2, 15)) || !net.IP(ip[16:20]).Equal(net.IPv4(192, 0, 2, 1)) ||
+		binary.BigEndian.Uint16(ip[22:]) != 7 || !bytes.HasSuffix(ip, []byte("out")) {
+		return fmt.Errorf("packet % x", ip)
+	}
+	return nil
 }
 
 // measure makes links, each in a namespace of its own, and prints what one costs.

@@ -1,0 +1,81 @@
+package inspect
+
+import (
+	"crypto/tls"
+	"io"
+	"net/http"
+	"testing"
+)
+
+// BenchmarkInspection compares a client that goes through the proxy with one that asks the
+// upstream itself: small requests on one connection, each on a new connection, and a large
+// reply and request. The ratio is the direct time over the time through the proxy.
+func BenchmarkInspection(b *testing.B) {
+	const size = 64 << 20
+	piece := make([]byte, 64<<10)
+	r := newRig(b, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/down":
+			for range size / len(piece) {
+				w.Write(piece)
+			}
+		case "/up":
+			io.Copy(io.Discard, r.Body)
+		}
+	}), options{change: func(c *Config) { c.Log = nil }})
+	tr := r.transport()
+	tr.TLSClientConfig.RootCAs = r.config.Roots
+	tr.TLSClientConfig.ServerName = "localhost"
+	b.Cleanup(tr.CloseIdleConnections)
+	direct := &http.Client{Transport: tr}
+
+	get := func(c *http.Client, url string) {
+		res, err := c.Get(url)
+		if err != nil {
+			b.Fatal(err)
+		}
+		io.Copy(io.Discard, res.Body)
+		res.Body.Close()
+	}
+	for _, test := range []struct {
+		name  string
+		bytes int64
+		do    func(c *http.Client, base string)
+	}{
+		{"request", 0, func(c *http.Client, base string) { get(c, base+"/") }},
+		{"connection", 0, func(c *http.Client, base string) {
+			t := c.Transport.(*http.Transport).Clone()
+			t.TLSClientConfig.ClientSessionCache = tls.NewLRUClientSessionCache(1)
+			get(&http.Client{Transport: t}, base+"/")
+			t.CloseIdleConnections()
+		}},
+		{"down", size, func(c *http.Client, base string) { get(c, base+"/down") }},
+		{"up", size, func(c *http.Client, base string) {
+			res, err := c.Post(base+"/up", "application/octet-stream", io.LimitReader(zeros{}, size))
+			if err != nil {
+				b.Fatal(err)
+			}
+			res.Body.Close()
+		}},
+	} {
+		var took float64
+		b.Run(test.name+"/direct", func(b *testing.B) {
+			b.SetBytes(test.bytes)
+			for b.Loop() {
+				test.do(direct, r.upstream.URL)
+			}
+			took = b.Elapsed().Seconds() / float64(b.N)
+		})
+		b.Run(test.name+"/inspected", func(b *testing.B) {
+			b.SetBytes(test.bytes)
+			for b.Loop() {
+				test.do(r.client, r.url(""))
+			}
+			b.ReportMetric(took/(b.Elapsed().Seconds()/float64(b.N)), "ratio")
+		})
+	}
+}
+
+type zeros struct{}
+
+func (zeros) Read(p []byte) (int, error) { return len(p), nil }
