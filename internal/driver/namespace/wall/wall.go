@@ -224,7 +224,7 @@ func (s *SetUp) proc() {
 	for _, path := range masked {
 		s.add(plan.Step{Op: plan.Mask, Target: stageRoot + path})
 	}
-	s.policy.ReadOnly, s.policy.Masked = readOnly, masked
+	s.policy.ReadOnly, s.policy.Masked = readOnly, append(s.policy.Masked, masked...)
 	s.add(plan.Step{Op: plan.File, Target: stageBoot, Flags: 0o444, Data: uuid() + "\n"})
 	s.add(plan.Step{Op: plan.Bind, Source: stageBoot, Target: stageRoot + "/proc/sys/kernel/random/boot_id", Flags: unix.MS_RDONLY | hidden})
 	s.show("/proc/sys/kernel/random/boot_id", "file", unix.MS_RDONLY|hidden, "own value")
