@@ -1,7 +1,6 @@
 package egress
 
 import (
-	"errors"
 	"net"
 	"os"
 	"os/exec"
@@ -23,25 +22,43 @@ const ServiceFD = 3
 // those that sandboxes are given and beside the one that builds templates.
 const serviceID = 0x70000000 - 2*berm.IDsPerSandbox
 
+// Shared is the flag with which the service has many sandboxes: its first connection brings
+// theirs.
+const Shared = "shared"
+
 // Start starts a service for one sandbox and returns the connection to it. The service ends
 // with the connection. program is opened executable that has the command.
 func Start(program *os.File) (*net.UnixConn, error) {
+	p, err := start(program)
+	if err != nil {
+		return nil, err
+	}
+	return p.conn, nil
+}
+
+// process is a service that was started.
+type process struct {
+	conn   *net.UnixConn
+	exited chan struct{}
+	kill   func()
+}
+
+func start(program *os.File, args ...string) (*process, error) {
 	failed := func(err error) error { return berm.Errorf(berm.Internal, "start the network service: %w", err) }
-	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	conn, theirs, err := pair()
 	if err != nil {
 		return nil, failed(err)
 	}
-	ours, theirs := os.NewFile(uintptr(pair[0]), "service"), os.NewFile(uintptr(pair[1]), "owner")
-	defer ours.Close()
 	defer theirs.Close()
 	// Above the descriptors that the service gets, as ForkExec uses numbers up to there.
 	fd, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, 64)
 	if err != nil {
+		conn.Close()
 		return nil, failed(err)
 	}
 	defer unix.Close(fd)
 	cmd := exec.Cmd{
-		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: []string{"berm", Command}, Dir: "/", Env: []string{"PATH=/usr/bin:/bin"},
+		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: append([]string{"berm", Command}, args...), Dir: "/", Env: []string{"PATH=/usr/bin:/bin"},
 		ExtraFiles:  []*os.File{theirs},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // the terminal's keys are not for it
 	}
@@ -49,17 +66,30 @@ func Start(program *os.File) (*net.UnixConn, error) {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: serviceID, Gid: serviceID}
 	}
 	if err := cmd.Start(); err != nil {
-		return nil, failed(err)
-	}
-	go func() { _ = cmd.Wait() }()
-	conn, err := net.FileConn(ours)
-	if err != nil {
-		return nil, failed(err)
-	}
-	unixConn, ok := conn.(*net.UnixConn)
-	if !ok {
 		conn.Close()
-		return nil, failed(errors.New("no Unix socket"))
+		return nil, failed(err)
 	}
-	return unixConn, nil
+	p := &process{conn: conn, exited: make(chan struct{}), kill: func() { _ = cmd.Process.Kill() }}
+	go func() {
+		_ = cmd.Wait()
+		close(p.exited)
+	}()
+	return p, nil
+}
+
+// pair makes both ends of a connection.
+func pair() (ours *net.UnixConn, theirs *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	own := os.NewFile(uintptr(fds[0]), "service")
+	theirs = os.NewFile(uintptr(fds[1]), "owner")
+	defer own.Close()
+	conn, err := net.FileConn(own)
+	if err != nil {
+		theirs.Close()
+		return nil, nil, err
+	}
+	return conn.(*net.UnixConn), theirs, nil
 }

@@ -83,7 +83,7 @@ func (p *Proxy) Close() {
 	clients, sites := p.clients, p.sites
 	p.clients, p.sites = nil, nil
 	p.mu.Unlock()
-	p.server.Close()
+	p.server.Close() //nolint:errcheck // the door's
 	for c := range clients {
 		c.Close()
 	}

@@ -166,6 +166,26 @@ func TestProxyTellsWhy(t *testing.T) {
 	}
 }
 
+// TestProxyBoundsBodies does so towards an upstream of HTTP/1.1, too.
+func TestProxyBoundsBodies(t *testing.T) {
+	r := newRig(t, echo, options{plain: true, change: func(c *Config) {
+		c.Judge = judgeFunc(func(_ context.Context, r Request) Verdict {
+			return Verdict{Allow: true, Target: r.Target, MaxBody: 10}
+		})
+	}})
+	for body, status := range map[string]int{"0123456789": 200, "0123456789a": 413} {
+		for _, reader := range []io.Reader{strings.NewReader(body), io.MultiReader(strings.NewReader(body))} {
+			res, err := r.client.Post(r.url("/"), "text/plain", reader)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if text := read(t, res); res.StatusCode != status {
+				t.Errorf("%d %s", res.StatusCode, text)
+			}
+		}
+	}
+}
+
 // TestProxyRefusesSmuggling is NW-22 and NW-23: nothing but what was judged reaches the
 // upstream.
 func TestProxyRefusesSmuggling(t *testing.T) {

@@ -25,6 +25,9 @@ func originForm(r *http.Request, f Flow, scheme string) (target string, port boo
 			target = "/" + target
 		}
 	}
+	if !strings.HasPrefix(target, "/") && target != "*" {
+		return "", false, malformed("the request's target is neither a path nor a URL")
+	}
 	port, ok := sameAuthority(authority, f)
 	if !ok {
 		return "", false, misdirected(f, "the request is for "+strconv.Quote(printable(authority))+" and the connection for "+f.Name)

@@ -49,7 +49,7 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 	// One configuration for all connections to the name: its tickets let clients resume.
 	s.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"h2", "http/1.1"},
+		NextProtos: []string{"h2", "http/1.1", "http/1.0"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return p.CA.Leaf(key.flow.Name)
 		},

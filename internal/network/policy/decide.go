@@ -75,8 +75,9 @@ type Verdict struct {
 	// MaxBody is the most bytes of the request's body that may be forwarded; 0 for no limit.
 	MaxBody int64
 
-	order int  // how many rules stand before the one that decided
-	named bool // the destination is named, and not only public
+	order  int  // how many rules stand before the one that decided
+	named  bool // the destination is named, and not only public
+	byName bool // of the evaluator
 }
 
 // Evaluator decides by a policy. It is safe for concurrent use and never changes.
@@ -85,6 +86,7 @@ type Evaluator struct {
 	table  *address.Table
 	floor  ruleset
 	rules  ruleset
+	byName bool // some rule does more to a name than to allow it
 }
 
 // ruleset is rules in order, with an index by which of them a destination can match: a
@@ -116,10 +118,10 @@ func (s *ruleset) add(r *Rule) {
 // about returns the rules that may match a destination, in order.
 func (s *ruleset) about(h Host) []int {
 	found := slices.Clone(s.groups)
-	if h.Name == "" {
+	if h.name == "" {
 		found = append(found, s.ranges...)
 	}
-	for name := h.Name; name != ""; _, name, _ = strings.Cut(name, ".") {
+	for name := h.name; name != ""; _, name, _ = strings.Cut(name, ".") {
 		found = append(found, s.names[name]...)
 	}
 	slices.Sort(found)
@@ -154,6 +156,8 @@ func NewEvaluator(p *Policy, floor []Rule, table *address.Table) (*Evaluator, er
 				return nil, err
 			}
 			list.to.add(r)
+			names := slices.ContainsFunc(r.To, func(t Target) bool { return t.kind != addrRange })
+			e.byName = e.byName || names && (r.action() != Allow || r.inspects())
 		}
 	}
 	return e, nil
@@ -203,7 +207,7 @@ const (
 // fits also says whether the rule names the destination, or means all that is public.
 func (c *compiled) fits(f Flow, addr netip.Addr, class address.Class) (fit, bool) {
 	var named, hit bool
-	if name := f.Host.Name; name != "" {
+	if name := f.Host.name; name != "" {
 		named = slices.ContainsFunc(c.names, func(t Target) bool { return t.matchName(name) })
 		hit = named || (c.public || c.named) && !private(name)
 	} else {
@@ -243,8 +247,9 @@ func (e *Evaluator) Decide(f Flow) Verdict {
 		return v
 	}
 	v.Revision, v.order = e.policy.Revision, len(e.rules.list)
-	addr, class := f.Host.Addr, address.Public
-	if f.Host.Name == "" {
+	v.byName = e.byName
+	addr, class := f.Host.addr, address.Public
+	if f.Host.name == "" {
 		class = e.table.Judge(addr)
 		addr = e.table.Canonical(addr)
 		v.Detail = address.Describe(addr)
@@ -252,7 +257,7 @@ func (e *Evaluator) Decide(f Flow) Verdict {
 			v.Reason = classReason(class)
 			return v
 		}
-	} else if v.Reason = forbidden(f.Host.Name); v.Reason != "" {
+	} else if v.Reason = forbidden(f.Host.name); v.Reason != "" {
 		return v
 	}
 	if f.Port == 0 || f.Proto != TCP && f.Proto != UDP {
@@ -283,7 +288,7 @@ func (e *Evaluator) Decide(f Flow) Verdict {
 		e.attach(&v)
 		return v
 	}
-	public := class == address.Public && (f.Host.Name == "" || !private(f.Host.Name))
+	public := class == address.Public && (f.Host.name == "" || !private(f.Host.name))
 	if e.policy.Default == AllowPublic && public {
 		switch {
 		case f.Proto != TCP:
@@ -311,7 +316,7 @@ func (e *Evaluator) attach(v *Verdict) {
 			return
 		}
 	}
-	id := e.attached(v.Flow.Host.Name)
+	id := e.attached(v.Flow.Host.name)
 	if id == "" || v.Flow.Proto != TCP {
 		return
 	}
@@ -425,13 +430,20 @@ func (e *Evaluator) CanInspect() bool {
 	return len(e.policy.Attach) > 0 || slices.ContainsFunc(e.policy.Rules, func(r Rule) bool { return r.inspects() })
 }
 
-// AllowsName says whether a rule or the default could let a flow to a name pass, on
-// whatever port: names for which it is false are not resolved.
-func (e *Evaluator) AllowsName(name string, now time.Time) bool {
-	if e == nil || forbidden(name) != "" {
+// Resolves says whether a question for a name is answered: a rule or the default could
+// let a flow to it pass on some port, and the record type is one of the policy's or of that
+// rule's. What is not answered is not asked upstream.
+func (e *Evaluator) Resolves(host Host, recordType string, now time.Time) bool {
+	if e == nil || host.name == "" || forbidden(host.name) != "" {
 		return false
 	}
-	f := Flow{Host: Host{Name: name}, Time: now, Proto: TCP}
+	rule, ok := e.allowing(host.name, now)
+	return ok && (recordType == "A" || slices.Contains(e.policy.DNS.Types, recordType) || rule != nil && slices.Contains(rule.DNSTypes, recordType))
+}
+
+// allowing is the first rule that could let a flow to a name pass, nil for the default.
+func (e *Evaluator) allowing(name string, now time.Time) (*Rule, bool) {
+	f := Flow{Host: Host{name: name}, Time: now, Proto: TCP}
 	var denials []*compiled // those before, which may leave nothing
 	for _, i := range e.floor.about(f.Host) {
 		denials = append(denials, &e.floor.list[i])
@@ -447,15 +459,15 @@ func (e *Evaluator) AllowsName(name string, now time.Time) bool {
 		}
 		fit, _ := r.fits(f, netip.Addr{}, address.Public)
 		if fit != fitNone && (r.Expires.IsZero() || now.Before(r.Expires)) && leaves(r) {
-			return true
+			return r.Rule, true
 		}
 	}
-	return e.policy.Default == AllowPublic && !private(name) && leaves(&compiled{Rule: &Rule{Ports: anyPorts}})
+	return nil, e.policy.Default == AllowPublic && !private(name) && leaves(&compiled{Rule: &Rule{Ports: anyPorts}})
 }
 
 // deniesAll says whether c matches a name with every port and protocol of r.
 func (c *compiled) deniesAll(name string, r *compiled) bool {
-	fit, _ := c.fits(Flow{Host: Host{Name: name}, Proto: TCP}, netip.Addr{}, address.Public)
+	fit, _ := c.fits(Flow{Host: Host{name: name}, Proto: TCP}, netip.Addr{}, address.Public)
 	return fit != fitNone && coversService(c.Rule, r.Rule)
 }
 

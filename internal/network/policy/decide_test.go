@@ -88,7 +88,7 @@ rules:
     to: [github]
   - {id: db, to: [db.acme.example], ports: [5432], app: tcp, limits: {up: 50MiB/h, flows: 4}}
   - {id: range, to: [9.9.9.0/24, 10.1.2.3, 10.0.0.0/8], ports: [443, 8000-9000]}
-  - {id: mail, to: [smtp.example.com], ports: [any, 587]}
+  - {id: mail, to: [smtp.example.com], ports: [any, 587], dns_types: [MX]}
   - {id: quic, to: [quic.example.com], ports: [443], proto: udp}
   - {id: gone, to: [old.example.com], expires_at: 2026-11-29T11:00:00Z}
   - {id: once, to: [once.example.com], once: true}
@@ -139,7 +139,7 @@ func TestDecide(t *testing.T) {
 		t.Errorf("no destination: %+v", v)
 	}
 	for host, want := range map[string]bool{"registry.example.com": true, "api.github.com": true, "github.com": false, "db.acme.example": false, "gist.github.com": false} {
-		if e.NeedsInspection(Host{Name: host}, 443, now) != want {
+		if e.NeedsInspection(Host{name: host}, 443, now) != want {
 			t.Errorf("inspection of %s: %v", host, !want)
 		}
 	}
@@ -147,8 +147,13 @@ func TestDecide(t *testing.T) {
 		"github.com": true, "gist.github.com": false, "x.forbidden.registry.example.com": false, "quic.example.com": true, "old.example.com": false,
 		"unknown.example.com": false, "metadata.google.internal": false, "nas.corp.internal": true, "ask.example.com": true, "localhost": false,
 	} {
-		if e.AllowsName(name, now) != want {
+		if e.Resolves(Host{name: name}, "A", now) != want {
 			t.Errorf("%s is resolved: %v", name, !want)
+		}
+	}
+	for recordType, want := range map[string]bool{"A": true, "TXT": true, "MX": true, "SRV": false} {
+		if e.Resolves(Host{name: "smtp.example.com"}, recordType, now) != want {
+			t.Errorf("%s: %v", recordType, !want)
 		}
 	}
 	if !e.CanInspect() || evaluator(t, "").CanInspect() {
@@ -168,7 +173,7 @@ func TestDefaultPublic(t *testing.T) {
 		}
 	}
 	for name, want := range map[string]bool{"example.com": true, "evil.example.com": false, "half.example.com": true, "printer": false} {
-		if e.AllowsName(name, now) != want {
+		if e.Resolves(Host{name: name}, "A", now) != want {
 			t.Errorf("%s is resolved: %v", name, !want)
 		}
 	}
@@ -233,11 +238,11 @@ func TestCheck(t *testing.T) {
 
 // slowDecide decides by the documents' text: it knows rules as they are written.
 func slowDecide(p *Policy, f Flow) string {
-	if f.Host.Name == "" {
-		if slowDenied(f.Host.Addr) {
+	if f.Host.name == "" {
+		if slowDenied(f.Host.addr) {
 			return "deny"
 		}
-	} else if f.Host.Name == "localhost" || strings.HasPrefix(f.Host.Name, "metadata") {
+	} else if f.Host.name == "localhost" || strings.HasPrefix(f.Host.name, "metadata") {
 		return "deny"
 	}
 	isGuarded := slices.Contains([]uint16{25, 53, 465, 587, 853}, f.Port)
@@ -248,12 +253,12 @@ func slowDecide(p *Policy, f Flow) string {
 			s := t.String()
 			isRange := s[0] >= '0' && s[0] <= '9'
 			switch {
-			case f.Host.Name != "" && !isRange:
-				hit = hit || slowMatch(s, f.Host.Name)
-			case f.Host.Name == "" && isRange:
-				hit = hit || slowContains(s, f.Host.Addr)
-			case f.Host.Name == "" && s == "public":
-				hit = hit || !slowContains("10.0.0.0/8", f.Host.Addr)
+			case f.Host.name != "" && !isRange:
+				hit = hit || slowMatch(s, f.Host.name)
+			case f.Host.name == "" && isRange:
+				hit = hit || slowContains(s, f.Host.addr)
+			case f.Host.name == "" && s == "public":
+				hit = hit || !slowContains("10.0.0.0/8", f.Host.addr)
 			}
 		}
 		deny := r.Action == Deny
@@ -271,7 +276,7 @@ func slowDecide(p *Policy, f Flow) string {
 			return string(r.Action) + " " + r.ID
 		}
 	}
-	public := f.Host.Name != "" && slowMatch("public", f.Host.Name) || f.Host.Name == "" && !slowContains("10.0.0.0/8", f.Host.Addr)
+	public := f.Host.name != "" && slowMatch("public", f.Host.name) || f.Host.name == "" && !slowContains("10.0.0.0/8", f.Host.addr)
 	if p.Default == AllowPublic && public && f.Proto == TCP && !isGuarded {
 		return "allow "
 	}
@@ -311,9 +316,9 @@ func slowDenied(a netip.Addr) bool {
 func randomFlow(r *rand.Rand) Flow {
 	f := Flow{Port: pick(r, uint16(80), 443, 443, 443, 22, 25, 53, 8080), Proto: pick(r, TCP, TCP, TCP, UDP), Time: now}
 	if r.IntN(3) > 0 {
-		f.Host.Name = pick(r, randomName(r), randomName(r), "pypi.org", "api.github.com", "localhost", "metadata.google.internal")
+		f.Host.name = pick(r, randomName(r), randomName(r), "pypi.org", "api.github.com", "localhost", "metadata.google.internal")
 	} else {
-		f.Host.Addr = netip.MustParseAddr(pick(r, "9.9.9.9", "9.9.9.10", "9.1.1.1", "10.1.2.3", "10.2.2.3", "2600::1", "2601::1", "169.254.169.254", "127.0.0.1", "8.8.8.8"))
+		f.Host.addr = netip.MustParseAddr(pick(r, "9.9.9.9", "9.9.9.10", "9.1.1.1", "10.1.2.3", "10.2.2.3", "2600::1", "2601::1", "169.254.169.254", "127.0.0.1", "8.8.8.8"))
 	}
 	return f
 }
@@ -376,13 +381,13 @@ func TestFirstMatchWins(t *testing.T) {
 			if want := slowDecide(p, f); got != want {
 				t.Fatalf("%+v\nis %q, want %q by\n%s", f, got, want, p.YAML())
 			}
-			if v.Action != Deny && f.Host.Name == "" && slowDenied(f.Host.Addr) {
+			if v.Action != Deny && f.Host.name == "" && slowDenied(f.Host.addr) {
 				t.Fatalf("%+v is allowed by\n%s", f, p.YAML())
 			}
 			if v.Match != nil && shadowed[v.Rule] {
 				t.Fatalf("%+v reaches rule %s, which is never reached, of\n%s", f, v.Rule, p.YAML())
 			}
-			if v.Action != Deny && f.Host.Name != "" && !e.AllowsName(f.Host.Name, f.Time) {
+			if v.Action != Deny && f.Host.name != "" && !e.Resolves(Host{name: f.Host.name}, "A", f.Time) {
 				t.Fatalf("%+v is allowed by %s, but its name is not resolved\n%s", f, v.Rule, p.YAML())
 			}
 			counts[string(v.Action)]++
@@ -421,11 +426,11 @@ func TestHardDenials(t *testing.T) {
 			t.Fatal(err)
 		}
 		addr := netip.MustParseAddr(never[r.IntN(len(never))])
-		f := Flow{Host: Host{Addr: addr}, Port: pick(r, uint16(80), 443, 53), Proto: pick(r, TCP, UDP), Time: now}
+		f := Flow{Host: Host{addr: addr}, Port: pick(r, uint16(80), 443, 53), Proto: pick(r, TCP, UDP), Time: now}
 		if v := e.Decide(f); v.Action != Deny || v.Match != nil {
 			t.Fatalf("%s is allowed: %+v", addr, v)
 		}
-		f.Host = Host{Name: randomName(r)}
+		f.Host = Host{name: randomName(r)}
 		if left, v := e.Vet(e.Decide(f), []netip.Addr{addr}); left != nil || v.Action == Allow {
 			t.Fatalf("%s at %s is allowed: %+v", f.Host, addr, v)
 		}

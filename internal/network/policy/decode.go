@@ -360,6 +360,7 @@ func (d decoder) rule(r *Rule, node *yaml.Node) error {
 		"app":        one(d, &r.Opaque, func(s string) (bool, error) { _, err := choice("tcp")(s); return true, err }),
 		"tls":        one(d, &r.TLS, choice(TLSAuto, TLSPassthrough, TLSIntercept, TLSRequire, TLSForbid)),
 		"ech":        one(d, &r.ECH, func(s string) (bool, error) { a, err := choice(Allow, Deny)(s); return a == Allow, err }),
+		"dns_types":  many(d, &r.DNSTypes, choice(dnsTypes...)),
 		"http":       d.http(&r.HTTP),
 		"credential": d.credentials(&r.Attach),
 		"limits":     d.limits(&r.Limits),

@@ -145,7 +145,7 @@ func TestE2BTransforms(t *testing.T) {
 		"api.example.com": "api.example.com", "x.example.com": "*.example.com", "x.deep.example.com": "*.deep.example.com",
 	} {
 		v := e.Decide(flow(t, host+":443"))
-		if len(v.Credentials) != 1 || by[v.Credentials[0]] != want || !v.Inspect || !e.NeedsInspection(Host{Name: host}, 443, now) {
+		if len(v.Credentials) != 1 || by[v.Credentials[0]] != want || !v.Inspect || !e.NeedsInspection(Host{name: host}, 443, now) {
 			t.Errorf("%s: %+v", host, v)
 		}
 	}

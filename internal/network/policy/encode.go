@@ -128,6 +128,7 @@ func (r *Rule) fields() object {
 	if r.ECH {
 		put(&o, "ech", "allow")
 	}
+	putList(&o, "dns_types", r.DNSTypes, same)
 	if r.HTTP != nil {
 		if len(r.HTTP.Allow) == 1 && r.HTTP.Deny == nil {
 			o = append(o, field{"http", r.HTTP.Allow[0].fields()})

@@ -106,10 +106,10 @@ func (v Verdict) rule(ports ...uint16) *Rule {
 }
 
 func (f Flow) target() Target {
-	if f.Host.Name != "" {
-		return Target{kind: exactName, name: f.Host.Name}
+	if f.Host.name != "" {
+		return Target{kind: exactName, name: f.Host.name}
 	}
-	addr := f.Host.Addr.Unmap().WithZone("")
+	addr := f.Host.addr.Unmap().WithZone("")
 	prefix, _ := addr.Prefix(addr.BitLen())
 	return rangeTarget(prefix)
 }

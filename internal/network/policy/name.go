@@ -10,17 +10,27 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/address"
 )
 
-// Host is a destination as a client names it: a name or an address.
+// Host is a destination as a client names it: a name or an address. It is made by
+// ParseHost and AddrHost only, so that there is one form of each to compare.
 type Host struct {
-	Name string     // lower case, A-labels, no dot at the end; "" for an address
-	Addr netip.Addr // not valid for a name
+	name string     // lower case, A-labels, no dot at the end; "" for an address
+	addr netip.Addr // not valid for a name
 }
 
+// AddrHost is the host of an address.
+func AddrHost(addr netip.Addr) Host { return Host{addr: addr.Unmap()} }
+
+// Name is the canonical name, "" for an address.
+func (h Host) Name() string { return h.name }
+
+// Addr is the address, not valid for a name.
+func (h Host) Addr() netip.Addr { return h.addr }
+
 func (h Host) String() string {
-	if h.Name != "" {
-		return h.Name
+	if h.name != "" {
+		return h.name
 	}
-	return h.Addr.String()
+	return h.addr.String()
 }
 
 // ParseHost reads a host as it stands in a DNS question, a TLS hello, a Host header or a
@@ -32,10 +42,10 @@ func ParseHost(s string) (Host, error) {
 		if !plain {
 			return Host{}, disguised(s, addr)
 		}
-		return Host{Addr: addr}, nil
+		return AddrHost(addr), nil
 	}
 	name, err := canonicalName(s)
-	return Host{Name: name}, err
+	return Host{name: name}, err
 }
 
 func disguised(s string, addr netip.Addr) error {

@@ -49,12 +49,12 @@ func FuzzParseHost(f *testing.F) {
 		if again, err := ParseHost(h.String()); err != nil || again != h {
 			t.Fatalf("%q is %v, which is %v %v", s, h, again, err)
 		}
-		if h.Name == "" {
-			if !h.Addr.IsValid() || h.Addr.Zone() != "" {
+		if h.name == "" {
+			if !h.addr.IsValid() || h.addr.Zone() != "" {
 				t.Fatalf("%q is %v", s, h)
 			}
-		} else if !valid.MatchString(h.Name) || len(h.Name) > 253 || number.MatchString(h.Name) || h.Addr.IsValid() {
-			t.Fatalf("%q is %q", s, h.Name)
+		} else if !valid.MatchString(h.name) || len(h.name) > 253 || number.MatchString(h.name) || h.addr.IsValid() {
+			t.Fatalf("%q is %q", s, h.name)
 		}
 	})
 }

@@ -22,6 +22,13 @@ type path struct {
 	readings [][]string
 }
 
+// CanonicalPath is the form of a path in which policies compare it. It fails with Invalid
+// on what servers are known to read in different ways.
+func CanonicalPath(raw string) (string, error) {
+	p, err := parsePath(raw)
+	return p.text, err
+}
+
 // parsePath reads the path of a request target. It fails with Invalid on what servers are
 // known to read in different ways.
 func parsePath(raw string) (path, error) {

@@ -47,28 +47,30 @@ type DNS struct {
 	// Real gives the sandbox real addresses instead of synthetic ones. It is weaker: two
 	// names may share an address.
 	Real bool
-	// Types are the record types beside A that are answered for allowed names.
+	// Types are the record types beside A that are answered for every allowed name.
 	Types []string
 }
 
 // Rule says what happens to some destinations.
 type Rule struct {
-	ID      string
-	To      []Target
-	Ports   []PortRange // empty: 80 and 443; to deny, all
-	Proto   Proto       // empty: TCP; to deny, any
-	Opaque  bool        // the stream is not TLS or HTTP to be checked by name: ssh, databases
-	TLS     TLS         // empty: TLSAuto
-	ECH     bool        // let an encrypted client hello pass that hides the name
-	HTTP    *HTTP       // nil: any request, not looked at
-	Attach  []string    // ids of credentials for requests to this rule's destinations
-	Limits  Limits      // of each destination's flows together
-	Expires time.Time   // zero: never
-	Once    bool        // for one flow
-	Action  Action      // empty: Allow
-	Reason  string      // for people
-	Audit   Audit       // empty: AuditMeta
-	Line    int         // in the file it was read from; 0 for none
+	ID     string
+	To     []Target
+	Ports  []PortRange // empty: 80 and 443; to deny, all
+	Proto  Proto       // empty: TCP; to deny, any
+	Opaque bool        // the stream is not TLS or HTTP to be checked by name: ssh, databases
+	TLS    TLS         // empty: TLSAuto
+	ECH    bool        // let an encrypted client hello pass that hides the name
+	// DNSTypes are record types beside A that are answered for the names of this rule.
+	DNSTypes []string
+	HTTP     *HTTP     // nil: any request, not looked at
+	Attach   []string  // ids of credentials for requests to this rule's destinations
+	Limits   Limits    // of each destination's flows together
+	Expires  time.Time // zero: never
+	Once     bool      // for one flow
+	Action   Action    // empty: Allow
+	Reason   string    // for people
+	Audit    Audit     // empty: AuditMeta
+	Line     int       // in the file it was read from; 0 for none
 }
 
 // Attachment binds a credential to names.

@@ -15,7 +15,8 @@ type Hello struct {
 }
 
 // DecideTLS judges the first bytes of an allowed flow over TCP: its hello, or nil when it
-// does not begin with one. Hidden names matter only where Berm does not end TLS itself.
+// does not begin with one. A hidden name matters where names decide and Berm does not end
+// TLS itself.
 func (v Verdict) DecideTLS(hello *Hello) Verdict {
 	if v.Action != Allow {
 		return v
@@ -34,15 +35,16 @@ func (v Verdict) DecideTLS(hello *Hello) Verdict {
 		return v
 	case rule.TLS == TLSForbid:
 		return v.deny(ReasonTLS, "the rule forbids TLS")
-	case hello.ECH && !v.Inspect && !rule.ECH:
+	case hello.ECH && !v.Inspect && !rule.ECH && (v.named && v.Flow.Host.name != "" || v.byName && !v.named):
+		// Behind an allowed name's address every site of the same provider could be meant.
 		return v.deny(ReasonECH, "the client hides the name of the server")
 	}
-	if v.Flow.Host.Name == "" {
-		return v // judged by its address
+	if v.Flow.Host.name == "" || hello.ServerName == "" && !v.named {
+		return v // judged by its address, or one of all names
 	}
 	host, err := ParseHost(hello.ServerName)
 	if err != nil || host != v.Flow.Host {
-		return v.deny(ReasonSNI, "the client asks for "+strconv.Quote(clip(hello.ServerName))+" at the address of "+v.Flow.Host.Name)
+		return v.deny(ReasonSNI, "the client asks for "+strconv.Quote(clip(hello.ServerName))+" at the address of "+v.Flow.Host.name)
 	}
 	return v
 }
@@ -57,7 +59,8 @@ type Request struct {
 }
 
 // DecideHTTP judges a request in an allowed flow. When it allows it, Target and MaxBody
-// say what to forward.
+// say what to forward: where paths are judged the target is in canonical form, so that
+// policy and server read the same.
 func (v Verdict) DecideHTTP(r Request) Verdict {
 	if v.Action == Deny {
 		return v
@@ -69,21 +72,26 @@ func (v Verdict) DecideHTTP(r Request) Verdict {
 		return v.deny(ReasonMethod, strconv.Quote(clip(r.Method))+" is never allowed")
 	}
 	raw, query, hasQuery := strings.Cut(r.Target, "?")
-	if len(query) > maxTarget || strings.ContainsFunc(query, func(c rune) bool { return c <= 0x20 || c == 0x7f || c == '#' }) {
-		return v.deny(ReasonQuery, "the query has a character that must be encoded, or is too long")
-	}
-	p, err := parsePath(raw)
-	if err != nil {
-		return v.deny(ReasonPath, err.Error())
-	}
-	v.Target = p.text
-	if hasQuery {
-		v.Target += "?" + query
-	}
-	if v.Match == nil || v.Match.HTTP == nil {
+	v.Target = r.Target
+	switch {
+	case !strings.HasPrefix(raw, "/") && !(r.Target == "*" && r.Method == "OPTIONS"):
+		return v.deny(ReasonPath, "the target "+strconv.Quote(clip(r.Target))+" is not a path")
+	case len(r.Target) > maxTarget || strings.ContainsFunc(r.Target, func(c rune) bool { return c <= 0x20 || c == 0x7f || c == '#' }):
+		return v.deny(ReasonPath, "the target has a character that must be encoded, or is too long")
+	case v.Match == nil || v.Match.HTTP == nil:
 		return v
 	}
 	http := v.Match.HTTP
+	var p path
+	if http.judgesPaths() {
+		var err error
+		if p, err = parsePath(raw); err != nil {
+			return v.deny(ReasonPath, err.Error())
+		}
+		if v.Target = p.text; hasQuery {
+			v.Target += "?" + query
+		}
+	}
 	for i := range http.Deny {
 		if http.Deny[i].denies(r, p, query) {
 			return v.deny(ReasonRule, "the rule denies such requests")
@@ -106,6 +114,13 @@ func (v Verdict) DecideHTTP(r Request) Verdict {
 	return v.deny(reason, detail)
 }
 
+// judgesPaths says whether some condition is about paths. Only then they must be what all
+// servers read alike.
+func (h *HTTP) judgesPaths() bool {
+	about := func(m Match) bool { return len(m.Paths) > 0 }
+	return slices.ContainsFunc(h.Allow, about) || slices.ContainsFunc(h.Deny, about)
+}
+
 func (v Verdict) deny(reason Reason, detail string) Verdict {
 	v.Action, v.Reason, v.Detail, v.Target = Deny, reason, detail, ""
 	return v
@@ -123,7 +138,7 @@ func (v Verdict) checkAuthority(authority string) string {
 		name = authority[:i]
 	}
 	host, err := ParseHost(name)
-	if err == nil && v.Flow.Host.Name == "" && host.Addr.Unmap() == v.Flow.Host.Addr.Unmap() {
+	if err == nil && v.Flow.Host.name == "" && host.addr.Unmap() == v.Flow.Host.addr.Unmap() {
 		return ""
 	}
 	if err != nil || host != v.Flow.Host {

@@ -42,6 +42,27 @@ rules:
 	}
 }
 
+func TestHiddenNames(t *testing.T) {
+	hidden, none := &Hello{ServerName: "a.example.com", ECH: true}, &Hello{}
+	for _, c := range []struct {
+		document    string
+		ech, noName Reason
+	}{
+		{"default: allow-public", "", ""},
+		{"rules: [{to: [names]}]", "", ""},
+		{"default: allow-public\nrules: [{to: [9.9.9.9], action: deny}]", "", ""},
+		{"default: allow-public\nrules: [{to: [evil.example.com], action: deny}]", ReasonECH, ""},
+		{"default: allow-public\nrules: [{to: [b.example.com]}]", "", ""},
+		{"default: allow-public\nrules: [{to: [b.example.com], http: {methods: [GET]}}]", ReasonECH, ""},
+		{"rules: [{to: [.example.com]}]", ReasonECH, ReasonSNI},
+	} {
+		v := evaluator(t, c.document).Decide(flow(t, "a.example.com:443"))
+		if ech, noName := v.DecideTLS(hidden).Reason, v.DecideTLS(none).Reason; ech != c.ech || noName != c.noName {
+			t.Errorf("%s: %q %q, want %q %q", c.document, ech, noName, c.ech, c.noName)
+		}
+	}
+}
+
 func TestDecideHTTP(t *testing.T) {
 	e := evaluator(t, example+`
   - {id: plain, to: [plain.example.com]}
@@ -76,7 +97,7 @@ func TestDecideHTTP(t *testing.T) {
 		{"registry.example.com", Request{Method: "GET", Target: "/", Header: h("Upgrade", "h2c")}, "", "/"},
 		{"registry.example.com", Request{Method: "GET", Target: "http://evil.test/"}, ReasonPath, ""},
 		{"registry.example.com", Request{Method: "OPTIONS", Target: "*"}, ReasonPath, ""},
-		{"registry.example.com", Request{Method: "GET", Target: "/?a b"}, ReasonQuery, ""},
+		{"registry.example.com", Request{Method: "GET", Target: "/?a b"}, ReasonPath, ""},
 		{"api.github.com", Request{Method: "GET", Target: "/repos/acme/x"}, "", "/repos/acme/x"},
 		{"api.github.com", Request{Method: "GET", Target: "/repos/evil/x"}, ReasonPath, ""},
 		{"api.github.com", Request{Method: "GET", Target: "/repos/acme/../evil/x"}, ReasonPath, ""},
@@ -90,6 +111,10 @@ func TestDecideHTTP(t *testing.T) {
 		{"api.github.com", Request{Method: "GET", Target: "/repos/acme/secret%2fx"}, ReasonRule, ""},
 		{"api.github.com", Request{Method: "GET", Target: "/repos/acme/secret;v=1/x"}, ReasonRule, ""},
 		{"plain.example.com", Request{Method: "PATCH", Target: "/x?y"}, "", "/x?y"},
+		{"plain.example.com", Request{Method: "GET", Target: "//a/%2e%2e/b"}, "", "//a/%2e%2e/b"}, // nothing is judged by it
+		{"plain.example.com", Request{Method: "OPTIONS", Target: "*"}, "", "*"}, {"plain.example.com", Request{Method: "GET", Target: "*"}, ReasonPath, ""},
+		{"plain.example.com", Request{Method: "GET", Target: ""}, ReasonPath, ""}, {"plain.example.com", Request{Method: "GET", Target: "/a\nb"}, ReasonPath, ""},
+		{"q.example.com", Request{Method: "GET", Target: "//a"}, "", "//a"},
 		{"plain.example.com", Request{Method: "CONNECT", Target: "evil.test:443"}, ReasonMethod, ""},
 		{"ws.example.com", Request{Method: "GET", Target: "/", Header: h("upgrade", "WebSocket", "X-Team", "a")}, "", "/"},
 		{"ws.example.com", Request{Method: "GET", Target: "/", Header: h("Upgrade", "websocket, other/1", "X-Team", "a")}, ReasonUpgrade, ""},
@@ -142,7 +167,7 @@ func TestAuthority(t *testing.T) {
 	} {
 		f := flow(t, strings.Replace(c.flow, "2606::1:443", "1.1.1.1:443", 1))
 		if strings.HasPrefix(c.flow, "2606") {
-			f.Host = Host{Addr: netip.MustParseAddr("2606::1")}
+			f.Host = Host{addr: netip.MustParseAddr("2606::1")}
 		}
 		v := e.Decide(f).DecideHTTP(Request{Method: "GET", Authority: c.authority, Target: "/"})
 		if (v.Action == Allow) != c.want || !c.want && v.Reason != ReasonAuthority {

@@ -123,7 +123,7 @@ func TestMatchName(t *testing.T) {
 			t.Fatal(err)
 		}
 		c := compile(&Rule{To: []Target{target}, Ports: anyPorts})
-		fit, _ := c.fits(Flow{Host: Host{Name: name}, Port: 443, Proto: TCP}, Host{}.Addr, 0)
+		fit, _ := c.fits(Flow{Host: Host{name: name}, Port: 443, Proto: TCP}, Host{}.addr, 0)
 		if want := slowMatch(s, name); (fit == fitAll) != want {
 			t.Fatalf("%s matches %s: %v, want %v", s, name, !want, want)
 		} else if want {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -26,11 +27,31 @@ type flow struct {
 	inside   *stack.Flow
 	question policy.Flow
 	verdict  policy.Verdict
-	address  string // that was dialed
+	judge    *policy.Evaluator // whose verdict it is
 
-	mu     sync.Mutex
-	denied *policy.Verdict // why it was ended, if it was
-	failed error
+	mu      sync.Mutex
+	address string          // that was dialed
+	denied  *policy.Verdict // why it was ended, if it was
+	failed  error
+}
+
+// to is the address that was dialed.
+func (f *flow) to() string {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.address
+}
+
+func (f *flow) dialed(addr netip.Addr) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.address = addr.String()
+}
+
+func (f *flow) isDenied() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.denied != nil
 }
 
 func (f *flow) deny(v policy.Verdict) {
@@ -50,31 +71,86 @@ func (f *flow) fail(err error) {
 // ask decides about a flow that begins. It returns nil when it may not.
 func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	destination := inside.Destination
-	host := policy.Host{Addr: destination.Addr()}
+	host := policy.AddrHost(destination.Addr())
 	if name := x.names.Name(destination.Addr()); name != "" {
-		host = policy.Host{Name: name}
+		named, err := policy.ParseHost(name)
+		if err != nil { // the responder gave an address to no name
+			return nil
+		}
+		host = named
 	}
 	question := policy.Flow{Host: host, Port: destination.Port(), Proto: proto, Time: time.Now(), Spent: x.isSpent}
-	v := x.evaluator().Decide(question)
-	f := &flow{inside: inside, question: question, verdict: v}
-	if v.Action != policy.Allow || v.Inspect {
-		if v.Action == policy.Allow {
-			v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, which this network service cannot"
-		}
-		f.deny(v)
-		x.record(f)
-		return nil
-	}
+	f := &flow{inside: inside, question: question}
+	// Under the lock, so that a policy that comes meanwhile judges it again, and a rule for
+	// one flow is for one.
 	x.mu.Lock()
-	defer x.mu.Unlock()
-	if v.Match != nil && v.Match.Once {
-		x.spent[v.Rule] = true
+	v := x.policy.Decide(question)
+	f.verdict, f.judge = v, x.policy
+	allowed := v.Action == policy.Allow && !v.Inspect
+	if allowed {
+		if v.Match != nil && v.Match.Once {
+			x.spent[v.Rule] = true
+		}
+		x.live[f] = struct{}{}
 	}
-	x.live[f] = struct{}{}
-	return f
+	x.mu.Unlock()
+	if allowed {
+		return f
+	}
+	if v.Action == policy.Allow {
+		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, which this network service cannot"
+	}
+	f.deny(v)
+	x.record(f)
+	return nil
 }
 
+// isSpent is asked by Decide, under the lock.
 func (x *sandbox) isSpent(rule string) bool { return x.spent[rule] }
+
+// vet returns those addresses of a flow's name that may be dialed by the policy in force.
+func (x *sandbox) vet(f *flow, found []netip.Addr) ([]netip.Addr, policy.Verdict) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	v := f.verdict
+	if f.judge != x.policy {
+		question := f.question
+		question.Time, question.Spent = time.Now(), nil
+		v = x.policy.Decide(question)
+	}
+	return x.policy.Vet(v, found)
+}
+
+// rejudge ends a flow that a new policy does not allow, or not in the same way. The caller
+// holds the lock.
+func (x *sandbox) rejudge(f *flow) {
+	question := f.question
+	question.Time, question.Spent = time.Now(), nil
+	v := x.policy.Decide(question)
+	if addr, err := netip.ParseAddr(f.to()); err == nil && v.Action == policy.Allow && question.Host.Name() != "" {
+		_, v = x.policy.Vet(v, []netip.Addr{addr})
+	}
+	if v.Action == policy.Allow && (v.Inspect || direct(v) != direct(f.verdict)) {
+		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule that now applies looks at how such a flow begins"
+	}
+	if v.Action != policy.Allow {
+		f.deny(v)
+		f.inside.Reset()
+	}
+}
+
+// direct says whether a flow is passed on as it is: what it says of its destination need not
+// be looked at, because the rule says so, because it is about an address, or because the
+// rule is about all that is public and the port not one of HTTP.
+func direct(v policy.Verdict) bool {
+	if v.Flow.Host.Name() == "" || v.Match != nil && v.Match.Opaque {
+		return true
+	}
+	if v.Flow.Port == 80 || v.Flow.Port == 443 {
+		return false
+	}
+	return v.Match == nil || slices.ContainsFunc(v.Match.To, func(t policy.Target) bool { return t.String() == "public" })
+}
 
 // end forgets a flow and records it.
 func (x *sandbox) end(f *flow) {
@@ -86,13 +162,13 @@ func (x *sandbox) end(f *flow) {
 
 func (x *sandbox) record(f *flow) {
 	e := egress.Event{
-		Time: f.inside.Start, Kind: "flow", Name: f.question.Host.Name, Address: f.address, Port: f.question.Port, Protocol: string(f.inside.Protocol),
+		Time: f.inside.Start, Kind: "flow", Name: f.question.Host.Name(), Address: f.to(), Port: f.question.Port, Protocol: string(f.inside.Protocol),
 		Action: string(policy.Allow), Rule: f.verdict.Rule, Revision: f.verdict.Revision,
 		Up: f.inside.Up(), Down: f.inside.Down(), Duration: time.Since(f.inside.Start).Seconds(),
 	}
 	if e.Address == "" {
-		e.Address = f.question.Host.Addr.String()
-		if !f.question.Host.Addr.IsValid() {
+		e.Address = f.question.Host.Addr().String()
+		if !f.question.Host.Addr().IsValid() {
 			e.Address = ""
 		}
 	}
@@ -113,7 +189,7 @@ func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) 
 	if f == nil {
 		return nil
 	}
-	if opaque := f.verdict.Match != nil && f.verdict.Match.Opaque || f.question.Host.Name == ""; opaque {
+	if direct(f.verdict) {
 		// A refusal outside is one inside.
 		outside, err := x.dial(ctx, f, "tcp")
 		if err != nil {
@@ -176,7 +252,7 @@ func (x *sandbox) plain(ctx context.Context, f *flow, conn *inspect.Conn) error 
 		Dial:  func(ctx context.Context, _ inspect.Flow) (net.Conn, error) { return x.dial(ctx, f, "tcp") },
 	})
 	defer p.Close()
-	return p.Serve(conn, inspect.Flow{Name: f.question.Host.Name, Port: f.question.Port})
+	return p.Serve(conn, inspect.Flow{Name: f.question.Host.Name(), Port: f.question.Port})
 }
 
 // authority lets every request to the flow's name pass: the rule does not look into them.
@@ -232,14 +308,14 @@ func pass(to io.Writer, from io.Reader) {
 func (x *sandbox) dial(ctx context.Context, f *flow, network string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
-	addrs := []netip.Addr{f.question.Host.Addr}
-	if name := f.question.Host.Name; name != "" {
+	addrs := []netip.Addr{f.question.Host.Addr()}
+	if name := f.question.Host.Name(); name != "" {
 		found, err := x.server.up.Lookup(ctx, name)
 		if err != nil {
 			f.fail(err)
 			return nil, err
 		}
-		vetted, v := x.evaluator().Vet(f.verdict, found)
+		vetted, v := x.vet(f, found)
 		if v.Action != policy.Allow {
 			f.deny(v)
 			return nil, errDenied
@@ -251,7 +327,16 @@ func (x *sandbox) dial(ctx context.Context, f *flow, network string) (net.Conn, 
 		var d net.Dialer
 		conn, err := d.DialContext(ctx, network, netip.AddrPortFrom(addr, f.question.Port).String())
 		if err == nil {
-			f.address = addr.String()
+			x.mu.Lock()
+			f.dialed(addr)
+			if f.judge != x.policy { // it came meanwhile, and knew no address to judge
+				x.rejudge(f)
+			}
+			x.mu.Unlock()
+			if f.isDenied() {
+				conn.Close()
+				return nil, errDenied
+			}
 			return conn, nil
 		}
 		errs = append(errs, err)

@@ -6,8 +6,10 @@ package server
 import (
 	"context"
 	"errors"
+	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -42,18 +44,36 @@ type Config struct {
 	Resolvers []netip.AddrPort // that names are asked of; none uses those of /etc/resolv.conf
 }
 
-// Serve serves the connections of l until it is closed.
-func (s *Server) Serve(l *net.UnixListener) error {
+// Serve attends the sandboxes whose connections come over hub, one descriptor with each
+// byte, until it ends.
+func (s *Server) Serve(hub *net.UnixConn) error {
+	rights := make([]byte, unix.CmsgSpace(4))
 	for {
-		conn, err := l.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
+		n, rightsLen, _, _, err := hub.ReadMsgUnix(make([]byte, 1), rights)
+		if n == 0 && err == nil || errors.Is(err, io.EOF) {
 			return nil
 		}
-		if err != nil { // out of descriptors: for now
-			time.Sleep(50 * time.Millisecond)
-			continue
+		if err != nil {
+			return berm.Errorf(berm.Internal, "the connection to the server: %w", err)
 		}
-		go s.Attend(conn)
+		// Out of descriptors, none came: the connection ended then, and its owner sees it.
+		parts, _ := unix.ParseSocketControlMessage(rights[:rightsLen])
+		for i := range parts {
+			fds, _ := unix.ParseUnixRights(&parts[i])
+			for _, fd := range fds {
+				file := os.NewFile(uintptr(fd), "sandbox")
+				conn, err := net.FileConn(file)
+				file.Close()
+				if err != nil {
+					continue
+				}
+				if owner, ok := conn.(*net.UnixConn); ok {
+					go s.Attend(owner)
+				} else {
+					conn.Close()
+				}
+			}
+		}
 	}
 }
 
@@ -172,10 +192,7 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	defer x.mu.Unlock()
 	x.policy, x.spent = e, map[string]bool{}
 	for f := range x.live {
-		if v := e.Decide(f.question); v.Action != policy.Allow {
-			f.deny(v)
-			f.inside.Reset()
-		}
+		x.rejudge(f)
 	}
 	return warnings, nil
 }
@@ -219,7 +236,8 @@ func (x *sandbox) close() {
 // Query answers one DNS message.
 func (x *sandbox) Query(ctx context.Context, server netip.Addr, message []byte) []byte {
 	return dns.Answer(x.names, message, func(name string) bool {
-		allowed := x.evaluator().AllowsName(name, time.Now())
+		host, err := policy.ParseHost(name)
+		allowed := err == nil && x.evaluator().Resolves(host, "A", time.Now())
 		if !allowed {
 			x.events.add(egress.Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
 		}

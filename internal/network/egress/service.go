@@ -1,0 +1,114 @@
+package egress
+
+import (
+	"context"
+	"net"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Service is one process for all sandboxes of a server, started when the first comes, and
+// again when it died. Its methods are safe for concurrent use.
+type Service struct {
+	program func() (*os.File, error)
+	args    []string
+
+	mu      sync.Mutex
+	process *process // nil before the first
+	starts  int
+	closed  bool
+}
+
+// NewService returns a service that is executed from program, which opens an executable that
+// has the command, with further arguments.
+func NewService(program func() (*os.File, error), args ...string) *Service {
+	return &Service{program: program, args: append([]string{"--" + Shared}, args...)}
+}
+
+// Attach is Attach of a connection to the service.
+func (s *Service) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
+	conn, err := s.connect()
+	if err != nil {
+		return nil, nil, err
+	}
+	return Attach(ctx, conn, id, link, p, open, events)
+}
+
+// connect makes a connection for one sandbox and hands its other end to the service.
+func (s *Service) connect() (*net.UnixConn, error) {
+	ours, theirs, err := pair()
+	if err != nil {
+		return nil, berm.Errorf(berm.Unavailable, "connect to the network service: %w", err)
+	}
+	defer theirs.Close()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err = s.running(); err == nil {
+		if _, _, err = s.process.conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(theirs.Fd())), nil); err != nil {
+			err = berm.Errorf(berm.Unavailable, "connect to the network service: %w", err)
+		}
+	}
+	if err != nil {
+		ours.Close()
+		return nil, err
+	}
+	return ours, nil
+}
+
+// running makes sure that there is a process. The caller holds the lock.
+func (s *Service) running() error {
+	if s.closed {
+		return berm.Errorf(berm.Unavailable, "the network service has ended with its server")
+	}
+	if s.process != nil {
+		select {
+		case <-s.process.exited:
+			s.process.conn.Close()
+			s.process = nil
+		default:
+			return nil
+		}
+	}
+	program, err := s.program()
+	if err != nil {
+		return berm.Errorf(berm.Internal, "open the program of the network service: %w", err)
+	}
+	defer program.Close()
+	if s.process, err = start(program, s.args...); err != nil {
+		return err
+	}
+	s.starts++
+	return nil
+}
+
+// Starts is how many processes were started so far.
+func (s *Service) Starts() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.starts
+}
+
+// endPatience is how long the process has to end by itself.
+const endPatience = 2 * time.Second
+
+// Close ends the process, and with it every flow.
+func (s *Service) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
+	if s.process == nil {
+		return
+	}
+	s.process.conn.Close()
+	select {
+	case <-s.process.exited:
+	case <-time.After(endPatience):
+		s.process.kill()
+		<-s.process.exited
+	}
+}
