@@ -46,7 +46,12 @@ func (s *Set) tell(f Flow, out *http.Request, r *Refusal) {
 	case Leak:
 		what = Leaked
 	}
-	s.report(Event{Type: what, Binding: r.Binding, Reason: r.Reason, Name: f.Name, Port: f.Port, Method: out.Method}) //nolint:errcheck // see above
+	e := Event{Type: what, Binding: r.Binding, Reason: r.Reason, Name: f.Name, Port: f.Port, Owner: r.owner}
+	// A method is what the sandbox writes: it may be what is refused.
+	if st := s.state.Load(); st != nil && len(st.bindings) > 0 && st.requests.first(out.Method) == nil {
+		e.Method = out.Method
+	}
+	s.report(e) //nolint:errcheck // see above
 }
 
 func (s *Set) report(e Event) error {
@@ -288,6 +293,9 @@ func (st *state) scanFields(h http.Header) *Refusal {
 // that were revoked, of which no more than their hashes is known.
 func (s *Set) strangers(out *http.Request) *Refusal {
 	look := func(text string) *Refusal {
+		if !strings.Contains(text, infix) && !strings.Contains(text, shapes["aws"].prefix) {
+			return nil
+		}
 		for token := range strings.FieldsFuncSeq(text, func(r rune) bool { return !strings.ContainsRune(base62+"_-", r) }) {
 			if !isPlaceholder(token) {
 				continue
@@ -298,7 +306,9 @@ func (s *Set) strangers(out *http.Request) *Refusal {
 			switch {
 			case !known || i.sandbox == s.sandbox && i.revoked.IsZero():
 			case i.sandbox != s.sandbox:
-				return refuse(Misuse, nil, "the request holds the placeholder of another sandbox", "")
+				r := refuse(Misuse, nil, "the request holds the placeholder of another sandbox", "")
+				r.owner = i.sandbox
+				return r
 			default:
 				return refuse(Misuse, nil, "the request holds the placeholder of a credential that was revoked", "")
 			}

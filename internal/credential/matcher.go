@@ -160,9 +160,26 @@ func jsonEscape(text string) string {
 
 // first returns the first needle in text, or nil.
 func (m *matcher) first(text string) *needle {
+	if !m.begins(text) {
+		return nil
+	}
 	s := stream{matcher: m}
 	var hit *needle
 	s.hit = func(n *needle, _, _ int64) bool { hit = n; return false }
 	s.run([]byte(text))
 	return hit
+}
+
+// begins says whether a needle or an escape may begin in text.
+func (m *matcher) begins(text string) bool {
+	if len(m.needles) == 0 {
+		return false
+	}
+	for i := 1; i < len(text); i++ {
+		pair := uint(text[i-1])<<8 | uint(text[i])
+		if m.pairs[pair/64]&(1<<(pair%64)) != 0 {
+			return true
+		}
+	}
+	return false
 }

@@ -32,6 +32,8 @@ type Refusal struct {
 	Binding string // may be empty
 	Message string
 	Hint    string
+
+	owner berm.SandboxID // whose placeholder it was: not for the one that is refused
 }
 
 func (r *Refusal) Error() string { return r.Message }
@@ -69,7 +71,7 @@ type Event struct {
 	Binding  string
 	Name     string // the host
 	Port     uint16
-	Method   string
+	Method   string // empty when it holds what must not be told
 	Reason   Reason
 	// Owner is the sandbox whose placeholder it was, when it was that of another.
 	Owner berm.SandboxID
