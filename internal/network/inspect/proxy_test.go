@@ -451,7 +451,6 @@ func TestProxyKeepsTheRestOfHTTP(t *testing.T) {
 		for path, status := range map[string]int{"/take": 200, "/refuse": 417} {
 			req, _ = http.NewRequestWithContext(req.Context(), "PUT", r.url(path), bytes.NewReader(content))
 			req.Header.Set("Expect", "100-continue")
-			client.Transport.(*http.Transport).ExpectContinueTimeout = 10 * time.Second
 			res, err = client.Do(req)
 			if err != nil {
 				t.Fatal(err)

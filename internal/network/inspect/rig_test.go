@@ -139,7 +139,7 @@ func (r *rig) pool() *x509.CertPool {
 }
 
 func (r *rig) transport() *http.Transport {
-	return &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.pool()}, ForceAttemptHTTP2: true, DisableCompression: true}
+	return &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.pool()}, ForceAttemptHTTP2: true, DisableCompression: true, ExpectContinueTimeout: 10 * time.Second}
 }
 
 // http1 is a client that speaks HTTP/1.1 only.
