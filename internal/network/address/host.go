@@ -26,7 +26,7 @@ type Hosts struct {
 }
 
 // WatchHosts begins to follow the host's addresses; the list is whole when it returns.
-// It calls changed after every change, from one goroutine.
+// It calls changed, if there is one, after every change, from one goroutine.
 func WatchHosts(changed func()) (*Hosts, error) {
 	// The kernel's messages only say when to look again: one of them may be lost, a look
 	// cannot. So nothing of them is parsed.
@@ -101,6 +101,8 @@ func (h *Hosts) follow() {
 			again = time.Now().Add(time.Second)
 		}
 		h.events.SetReadDeadline(again)
-		h.changed()
+		if h.changed != nil {
+			h.changed()
+		}
 	}
 }

@@ -42,6 +42,11 @@ func TestHosts(t *testing.T) {
 	}
 	ip("addr", "add", "203.0.114.1/24", "dev", "lo")
 	changes := make(chan struct{}, 100)
+	silent, err := WatchHosts(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
 	h, err := WatchHosts(func() { changes <- struct{}{} })
 	if err != nil {
 		t.Fatal(err)
@@ -79,7 +84,7 @@ func TestHostsUnknown(t *testing.T) {
 }
 
 func TestHostsHere(t *testing.T) {
-	h, err := WatchHosts(func() {})
+	h, err := WatchHosts(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
