@@ -90,5 +90,5 @@ func targetURL(scheme string, f Flow, target string) (*url.URL, bool) {
 	path, query, hasQuery := strings.Cut(target, "?")
 	plain, err := url.PathUnescape(path)
 	u := &url.URL{Scheme: scheme, Host: f.Address(), Path: plain, RawPath: path, RawQuery: query, ForceQuery: hasQuery && query == ""}
-	return u, err == nil && strings.HasPrefix(path, "/") && u.RequestURI() == target
+	return u, err == nil && strings.HasPrefix(path, "/") && !strings.HasPrefix(path, "//") && u.RequestURI() == target
 }
