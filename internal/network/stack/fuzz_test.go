@@ -99,3 +99,39 @@ func FuzzPackets(f *testing.F) {
 		s.Close()
 	})
 }
+
+// A sandbox that does not answer the answer to its SYN holds nothing up.
+func TestAHandshakeThatIsNotFinished(t *testing.T) {
+	far := [4]byte{192, 0, 2, 1}
+	for _, end := range []string{"reset", "close"} {
+		pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(pair[1])
+		s, err := stack.New(pair[0], &judge{tcp: echo}, stack.Limits{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		syn := append(make([]byte, link.HeaderLen), packet(6, far, tcpPayload(80, 2, 2, 4, 5, 180))...)
+		if _, err := unix.Write(pair[1], syn); err != nil {
+			t.Fatal(err)
+		}
+		answer := make([]byte, 100)
+		eventually(t, "the SYN is answered", func() bool {
+			n, err := unix.Read(pair[1], answer)
+			return err == nil && n > link.HeaderLen+33 && answer[link.HeaderLen+33] == 0x12
+		})
+		begin := time.Now()
+		if end == "reset" {
+			for _, f := range s.Flows() {
+				f.Reset()
+			}
+			eventually(t, "the flow is forgotten", func() bool { return len(s.Flows()) == 0 })
+		}
+		s.Close()
+		if took := time.Since(begin); took > time.Second {
+			t.Errorf("%s took %v", end, took)
+		}
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
+	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 )
@@ -42,7 +43,7 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 		return
 	}
 	var queue waiter.Queue
-	ep, err := r.CreateEndpoint(&queue)
+	ep, err := s.handshake(f, r, &queue)
 	r.Complete(err != nil)
 	if err != nil {
 		return
@@ -71,6 +72,27 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 			return
 		}
 	}
+}
+
+// handshake accepts the connection, unless the flow ends first: CreateEndpoint by itself
+// waits for the sandbox for a minute.
+func (s *Stack) handshake(f *Flow, r *tcp.ForwarderRequest, queue *waiter.Queue) (tcpip.Endpoint, tcpip.Error) {
+	id, made := r.ID(), make(chan struct{})
+	defer close(made)
+	defer context.AfterFunc(f.ctx, func() {
+		for {
+			// It may not be there yet.
+			if ep := s.net.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, id, nic); ep != nil {
+				ep.Abort()
+			}
+			select {
+			case <-made:
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	})()
+	return r.CreateEndpoint(queue)
 }
 
 // take gives a connection its share of the buffers, for each direction, above leastBuffer:
