@@ -153,6 +153,44 @@ func TestEnvironmentIsClean(t *testing.T) {
 	}
 }
 
+// A file with set-user-ID bits in a workspace of the host would be a way to become whoever
+// it belongs to, for everybody on the machine.
+func TestNoSetUserID(t *testing.T) {
+	c := sandbox.Command("python3", "-c", `
+import os, errno
+def refused(what, call):
+    try:
+        call()
+    except OSError as e:
+        assert e.errno in (errno.EPERM, errno.ENOSYS), (what, e)
+        return
+    raise SystemExit(what + " was not refused")
+open("f", "w").close()
+for mode in (0o4755, 0o2755, 0o6711):
+    refused("chmod", lambda: os.chmod("f", mode))
+    refused("fchmod", lambda: os.fchmod(os.open("f", os.O_RDONLY), mode))
+    refused("open", lambda: os.open("g%o" % mode, os.O_CREAT | os.O_WRONLY, mode))
+    refused("tmpfile", lambda: os.open(".", os.O_TMPFILE | os.O_WRONLY, mode))
+    refused("mknod", lambda: os.mknod("n%o" % mode, mode))
+os.chmod("f", 0o1755)
+os.open("h", os.O_CREAT | os.O_WRONLY, 0o755)
+`)
+	var stderr bytes.Buffer
+	c.Dir, c.Workspace, c.Stderr = project(t), sandbox.InPlace, &stderr
+	if r := run(t, c); r.ExitCode != 0 {
+		t.Errorf("exit code %d: %s", r.ExitCode, &stderr)
+	}
+	entries, err := os.ReadDir(c.Dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if info, err := e.Info(); err != nil || info.Mode()&(os.ModeSetuid|os.ModeSetgid) != 0 {
+			t.Errorf("%s has mode %s, %v", e.Name(), info.Mode(), err)
+		}
+	}
+}
+
 func TestBadOrders(t *testing.T) {
 	for name, test := range map[string]struct {
 		change func(*sandbox.Cmd)

@@ -98,7 +98,7 @@ func profiles() []Profile {
 	var list []Profile
 	for _, name := range Profiles() {
 		p, _ := Lookup(name)
-		list = append(list, p, p.Shared("truncate"))
+		list = append(list, p, p.Shared("truncate"), p.WithoutSetID())
 	}
 	return list
 }
@@ -259,6 +259,8 @@ func TestSize(t *testing.T) {
 		"default/amd64": {170, 290}, "default/arm64": {160, 255}, "strict/amd64": {170, 255}, "strict/arm64": {155, 230},
 		"default, shared namespaces/amd64": {225, 265}, "default, shared namespaces/arm64": {200, 230},
 		"strict, shared namespaces/amd64": {220, 250}, "strict, shared namespaces/arm64": {195, 215},
+		"default, without set-id bits/amd64": {220, 290}, "default, without set-id bits/arm64": {190, 255},
+		"strict, without set-id bits/amd64": {215, 255}, "strict, without set-id bits/arm64": {185, 230},
 	}
 	each(t, func(t *testing.T, p Profile, arch string, _ func(data) action) {
 		filter, _ := p.Assemble(arch)

@@ -47,7 +47,7 @@ func ownOf(process uint32) partial {
 // chmod, and a set-uid program of the user's is the user for everybody on the machine.
 func withoutSetID(arg int) partial {
 	return partial{
-		byArg{arg: arg, mask: unix.S_ISUID | unix.S_ISGID, cases: []oneOf{{[]uint32{0}, allow}}, rest: fail(eperm)},
+		byArg{arg: arg, mask: setID, cases: []oneOf{{[]uint32{0}, allow}}, rest: fail(eperm)},
 		"without set-user-ID and set-group-ID, else EPERM",
 	}
 }

@@ -180,8 +180,11 @@ func mask(path string) error {
 		return ignoreAbsent(err)
 	}
 	source := maskFile
-	if stat.Mode&unix.S_IFMT == unix.S_IFDIR {
+	switch stat.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
 		source = maskDir
+	case unix.S_IFLNK: // of an earlier run in its session; what was to be hidden is gone there
+		return nil
 	}
 	return unix.Mount(source, path, "", unix.MS_BIND, "")
 }

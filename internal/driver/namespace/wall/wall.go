@@ -93,6 +93,9 @@ type Config struct {
 	// HostNetwork: the sandbox is in the network namespace of the host. It reaches what the
 	// host reaches, but for abstract Unix sockets, which need Landlock ABI 6 to be closed.
 	HostNetwork bool
+	// NoSetID: no file can be given set-user-ID or set-group-ID bits, because some belong
+	// to the host.
+	NoSetID bool
 	// Link: the sandbox has a link to a network service outside. See launch.Order.
 	Link     bool
 	Cgroup   string   // the layout of control groups, for the policy
@@ -306,7 +309,7 @@ func (s *SetUp) rights(c Config) error {
 	if s.policy.NoNewPrivs = !c.Setuid; s.policy.NoNewPrivs {
 		s.add(plan.Step{Op: plan.NoNewPrivs})
 	}
-	f, err := filterOf(c.Profile)
+	f, err := filterOf(c.Profile, c.NoSetID)
 	if err != nil {
 		return err
 	}
@@ -322,17 +325,24 @@ type filter struct {
 	describe func() berm.Seccomp // shared: not to be changed
 }
 
-// filters has those that were used, by the names of their profiles: to assemble one takes
+// filters has those that were used, by profile: to assemble one takes
 // as long as the rest of a plan.
 var filters sync.Map
 
-func filterOf(name string) (filter, error) {
-	if f, ok := filters.Load(name); ok {
+func filterOf(name string, noSetID bool) (filter, error) {
+	type key struct {
+		name    string
+		noSetID bool
+	}
+	if f, ok := filters.Load(key{name, noSetID}); ok {
 		return f.(filter), nil
 	}
 	profile, err := seccomp.Lookup(name)
 	if err != nil {
 		return filter{}, err
+	}
+	if noSetID {
+		profile = profile.WithoutSetID()
 	}
 	code, err := profile.Assemble("")
 	if err != nil {
@@ -340,7 +350,7 @@ func filterOf(name string) (filter, error) {
 	}
 	program := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(code))), len(code)*int(unsafe.Sizeof(code[0])))
 	f := filter{string(program), sync.OnceValue(profile.Describe)}
-	filters.Store(name, f)
+	filters.Store(key{name, noSetID}, f)
 	return f, nil
 }
 
