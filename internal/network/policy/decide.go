@@ -80,6 +80,10 @@ type Verdict struct {
 	byName bool // of the evaluator
 }
 
+// Named says whether the rule that decided names the destination. Else it, or the
+// default, means all that is public, and it does not matter which public name it is.
+func (v Verdict) Named() bool { return v.named }
+
 // Evaluator decides by a policy. It is safe for concurrent use and never changes.
 type Evaluator struct {
 	policy *Policy

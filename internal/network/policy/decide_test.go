@@ -138,6 +138,9 @@ func TestDecide(t *testing.T) {
 	if v := e.Decide(Flow{Port: 80, Proto: TCP}); v.Action != Deny || v.Reason != ReasonDestination {
 		t.Errorf("no destination: %+v", v)
 	}
+	if !e.Decide(flow(t, "github.com:443")).Named() || e.Decide(flow(t, "none.example.com:443")).Named() {
+		t.Error("Named")
+	}
 	for host, want := range map[string]bool{"registry.example.com": true, "api.github.com": true, "github.com": false, "db.acme.example": false, "gist.github.com": false} {
 		if e.NeedsInspection(Host{name: host}, 443, now) != want {
 			t.Errorf("inspection of %s: %v", host, !want)

@@ -181,5 +181,5 @@ func checkDecoded(t *testing.T, p *Policy, again func(*Policy) (*Policy, error))
 func ExampleRule_String() {
 	r, err := ParseEntry("api.example.com:8443")
 	fmt.Println(r.String(), err)
-	// Output: {to: [api.example.com], ports: [8443]} <nil>
+	// Output: {id: "api.example.com:8443", to: [api.example.com], ports: [8443]} <nil>
 }

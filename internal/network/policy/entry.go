@@ -7,7 +7,7 @@ import (
 
 // ParseEntry reads a destination with or without ports as command lines have it:
 // HOST, HOST:PORT, HOST:FROM-TO, RANGE or [IPv6]:PORT. A rule without ports allows 80 and
-// 443.
+// 443. Its id tells where it comes from.
 func ParseEntry(s string) (Rule, error) {
 	host, ports := s, ""
 	if inner, rest, ok := strings.Cut(strings.TrimPrefix(s, "["), "]"); ok && s[0] == '[' {
@@ -22,13 +22,14 @@ func ParseEntry(s string) (Rule, error) {
 	if err != nil {
 		return Rule{}, err
 	}
-	r := Rule{To: []Target{t}}
+	r := Rule{ID: id(t), To: []Target{t}}
 	if ports != "" || strings.HasSuffix(s, ":") {
 		p, err := ParsePorts(ports)
 		if err != nil {
 			return Rule{}, err
 		}
 		r.Ports = []PortRange{p}
+		r.ID += ":" + p.String()
 	}
 	return r, nil
 }

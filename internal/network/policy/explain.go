@@ -117,5 +117,5 @@ func (f Flow) target() Target {
 // id makes an id of a destination.
 func id(t Target) string {
 	s := strings.Trim(strings.NewReplacer("*", "all", "/", "-").Replace(t.String()), ".:")
-	return s[:min(len(s), 60)]
+	return s[:min(len(s), 48)] // with ports it stays below what an id may have
 }
