@@ -56,9 +56,32 @@ func (f field) Slot() string { return "field " + fold(f.name) }
 // fold makes names alike that gateways of the CGI take for the same.
 func fold(name string) string { return strings.ReplaceAll(strings.ToLower(name), "_", "-") }
 
+// sameField says whether two names are alike; it makes no strings.
+func sameField(a, b string) bool {
+	if len(a) != len(b) {
+		return false
+	}
+	for i := range len(a) {
+		if x, y := a[i], b[i]; x != y && foldByte(x) != foldByte(y) {
+			return false
+		}
+	}
+	return true
+}
+
+func foldByte(c byte) byte {
+	switch {
+	case c >= 'A' && c <= 'Z':
+		return c + 'a' - 'A'
+	case c == '_':
+		return '-'
+	}
+	return c
+}
+
 func (f field) Sent(out *http.Request) (sent []string, _ error) {
 	for name, values := range out.Header {
-		if fold(name) != fold(f.name) {
+		if !sameField(name, f.name) {
 			continue
 		}
 		for _, value := range values {
@@ -77,12 +100,12 @@ func (f field) Clear(out *http.Request) { clearField(out, f.name) }
 
 func clearField(out *http.Request, slot string) {
 	for name := range out.Header {
-		if fold(name) == fold(slot) {
+		if sameField(name, slot) {
 			delete(out.Header, name)
 		}
 	}
 	for name := range out.Trailer {
-		if fold(name) == fold(slot) {
+		if sameField(name, slot) {
 			delete(out.Trailer, name)
 		}
 	}
