@@ -1,10 +1,12 @@
 package inspect
 
 import (
+	"bytes"
 	"crypto/tls"
 	"io"
 	"net/http"
 	"testing"
+	"time"
 )
 
 // BenchmarkInspection compares a client that goes through the proxy with one that asks the
@@ -79,3 +81,35 @@ func BenchmarkInspection(b *testing.B) {
 type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { return len(p), nil }
+
+// BenchmarkHello reads the hello of a flow that stays encrypted.
+func BenchmarkHello(b *testing.B) {
+	hello := clientHello(b, &tls.Config{ServerName: "a.test", NextProtos: []string{"h2", "http/1.1"}})
+	b.ReportAllocs()
+	for b.Loop() {
+		if h, err := ahead(bytes.NewReader(hello)).Hello(); err != nil || h.ServerName != "a.test" {
+			b.Fatal(err)
+		}
+	}
+}
+
+// BenchmarkProxy makes a proxy and drops it, as each sandbox does once.
+func BenchmarkProxy(b *testing.B) {
+	b.ReportAllocs()
+	for b.Loop() {
+		NewProxy(Config{}).Close()
+	}
+}
+
+// BenchmarkLeaf makes the certificate of a name.
+func BenchmarkLeaf(b *testing.B) {
+	ca, err := NewCA(time.Hour)
+	if err != nil {
+		b.Fatal(err)
+	}
+	for b.Loop() {
+		if _, err := ca.issue("a.test", time.Now()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

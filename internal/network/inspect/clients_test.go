@@ -123,6 +123,10 @@ try:
     urllib.request.urlopen(url + "/a/../b")
 except urllib.error.HTTPError as e:
     print(e.code, json.load(e)["reason"])
+try: # a large body, which is sent before the reply is read
+    urllib.request.urlopen(urllib.request.Request(url + "/a/../b", data=b"x" * 20000000))
+except urllib.error.HTTPError as e:
+    print(e.code, json.load(e)["reason"])
 try:
     import requests
 except ImportError:
@@ -135,7 +139,7 @@ if requests:
 else:
     print("3\n100000 bytes by Bearer ************")
 `, r.url(""))
-	want := "3\n100000 bytes by Bearer ************\n403 path\n3\n100000 bytes by Bearer ************\n"
+	want := "3\n100000 bytes by Bearer ************\n403 path\n403 path\n3\n100000 bytes by Bearer ************\n"
 	if got != want {
 		t.Errorf("%q, want %q", got, want)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net"
 	"net/http"
+	"strconv"
 	"time"
 )
 
@@ -39,7 +40,6 @@ type Denial struct {
 func (d *Denial) Error() string { return d.Message }
 
 func (d *Denial) write(w http.ResponseWriter) {
-	clear(w.Header())
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	if d.Status != http.StatusBadGateway {
@@ -50,8 +50,10 @@ func (d *Denial) write(w http.ResponseWriter) {
 		status = http.StatusForbidden
 	}
 	body, _ := json.Marshal(d) // strings only
+	body = append(body, '\n')
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
-	w.Write(append(body, '\n')) //nolint:errcheck // the client may be gone
+	w.Write(body) //nolint:errcheck // the client may be gone
 }
 
 // TLS alerts (RFC 8446 section 6).

@@ -59,13 +59,33 @@ func (x *exchange) deny(d *Denial) {
 	if d.Rule != "" {
 		x.record.Rule = d.Rule
 	}
-	if x.client.framing != nil {
-		// The rest of a body that nobody reads would be taken for the next request by
-		// somebody else's parser.
-		x.Header().Set("Connection", "close")
+	clear(x.Header())
+	if x.client.framing == nil {
+		d.write(x)
+		return
+	}
+	// What follows is not looked at any more.
+	x.Header().Set("Connection", "close")
+	rest := x.in.ContentLength != 0 && x.in.Header.Get("Expect") == ""
+	control := http.NewResponseController(x.ResponseWriter)
+	if rest {
+		control.EnableFullDuplex() //nolint:errcheck // HTTP/1 can
 	}
 	d.write(x)
+	if rest {
+		// Many clients read no reply before they have sent everything, and would see nothing
+		// but a broken connection.
+		control.Flush()                                           //nolint:errcheck // the read tells
+		control.SetReadDeadline(time.Now().Add(restTimeout))      //nolint:errcheck // the read tells
+		io.Copy(io.Discard, io.LimitReader(x.in.Body, restLimit)) //nolint:errcheck // nothing is lost
+	}
 }
+
+// How much and how long a client that was refused may go on to send.
+const (
+	restLimit   = 256 << 20
+	restTimeout = 10 * time.Second
+)
 
 // judge checks the request's form and asks the judge.
 func (x *exchange) judge() *Denial {

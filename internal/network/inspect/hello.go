@@ -39,6 +39,17 @@ func (c *Conn) Read(p []byte) (int, error) {
 	return n, nil
 }
 
+// WriteTo writes all that comes, in the way of the connection below if that has one.
+func (c *Conn) WriteTo(w io.Writer) (int64, error) {
+	n, err := w.Write(c.ahead)
+	if c.ahead = c.ahead[n:]; err != nil {
+		return int64(n), err
+	}
+	c.ahead = nil
+	rest, err := io.Copy(w, c.Conn)
+	return int64(n) + rest, err
+}
+
 // CloseWrite ends the stream towards the peer.
 func (c *Conn) CloseWrite() error { return closeWrite(c.Conn) }
 

@@ -74,8 +74,9 @@ func TestHello(t *testing.T) {
 		if err != nil || h.ServerName != "a.test" || h.ECH || !slices.Equal(h.ALPN, []string{"h2", "http/1.1"}) || !slices.Contains(h.Versions, tls.VersionTLS13) {
 			t.Errorf("%s: %+v %v", name, h, err)
 		}
-		if again, err := io.ReadAll(c); !bytes.Equal(again, all) || err != nil {
-			t.Errorf("%s: the hello was not left as it was: %v", name, err)
+		var again bytes.Buffer
+		if n, err := io.Copy(&again, c); !bytes.Equal(again.Bytes(), all) || n != int64(len(all)) || err != nil {
+			t.Errorf("%s: the hello was not left as it was: %d %v", name, n, err)
 		}
 	}
 }

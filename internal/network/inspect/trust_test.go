@@ -136,8 +136,8 @@ func TestTrustJava(t *testing.T) {
 		t.Errorf("%v", paths(files))
 	}
 	keytool, err := exec.LookPath("keytool")
-	if err != nil {
-		t.Log("no keytool: the store was not read by Java")
+	if err != nil || os.Getenv("BERM_TEST_ALL") == "" {
+		t.Log("the store was not read by Java: there is no keytool, or BERM_TEST_ALL is not set")
 		return
 	}
 	name := filepath.Join(t.TempDir(), "cacerts")
@@ -189,10 +189,10 @@ func TestCA(t *testing.T) {
 			t.Errorf("the leaf of %s is good in another sandbox", name)
 		}
 	}
-	for i := range leafCache + 10 {
-		ca.Leaf(fmt.Sprint(i, ".test"))
+	for i := range leafCache {
+		ca.leaves[fmt.Sprint(i, ".test")] = ca.leaves["a.test"]
 	}
-	if len(ca.leaves) > leafCache {
+	if ca.Leaf("b.test"); len(ca.leaves) > leafCache+4 {
 		t.Errorf("%d leaves are kept", len(ca.leaves))
 	}
 	short, _ := NewCA(time.Minute)
