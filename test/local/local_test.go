@@ -135,6 +135,12 @@ func newPerson(t *testing.T, uid int) *person {
 			t.Errorf("left in TMPDIR: %v", left)
 		}
 		for _, dir := range []string{p.home, p.temp} {
+			_ = filepath.WalkDir(dir, func(path string, d os.DirEntry, err error) error {
+				if err == nil && d.IsDir() && strings.Contains(path, "/work") { // overlayfs gives nobody a right to its own
+					_ = os.Chmod(path, 0o700)
+				}
+				return nil
+			})
 			if err := os.RemoveAll(dir); err != nil {
 				t.Error(err)
 			}

@@ -19,6 +19,7 @@ import (
 type screen struct {
 	*person
 	master, slave *os.File
+	before        *unix.Termios // as it was when the program started
 	cmd           *exec.Cmd
 	mu            sync.Mutex
 	seen          bytes.Buffer // what was printed and not yet expected
@@ -39,6 +40,8 @@ func (p *person) onTerminal(cmd *exec.Cmd) *screen {
 	p.must(slave.Chown(p.uid, p.uid))
 	p.must(pty.Setsize(master, &pty.Winsize{Rows: 30, Cols: 100}))
 	s := &screen{person: p, master: master, slave: slave, cmd: cmd, ended: make(chan struct{})}
+	s.before, err = unix.IoctlGetTermios(int(slave.Fd()), unix.TCGETS)
+	p.must(err)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = slave, slave, slave
 	cmd.SysProcAttr.Setsid, cmd.SysProcAttr.Setctty = true, true
 	p.must(cmd.Start())
@@ -229,13 +232,15 @@ func TestShell(t *testing.T) {
 		s.keys("PS1='in$ '; set -o | grep monitor; echo $BERM_SANDBOX $PWD\n")
 		s.expect("on\r\n")
 		s.expect("1 " + p.project + "\r\n")
-		s.keys("sleep 60\n")
-		time.Sleep(200 * time.Millisecond)
+		s.keys("sh -c 'echo st\"\"arted; exec sleep 60'\n")
+		s.expect("started\r\n")
 		s.keys("\x1a")
 		s.expect("Stopped")
 		s.keys("jobs\n")
 		s.expect("sleep 60")
 		s.keys("fg\n")
+		s.expect("fg\r\n")
+		s.expect("sleep 60")
 		time.Sleep(200 * time.Millisecond)
 		s.keys("\x03")
 		s.keys("echo after $?\n")
@@ -246,8 +251,8 @@ func TestShell(t *testing.T) {
 		s.expect("code 3\r\n")
 		s.keys("cat file\n")
 		s.expect("one\r\n")
-		s.keys("sleep 60\n")
-		time.Sleep(200 * time.Millisecond)
+		s.keys("sh -c 'echo st\"\"arted; exec sleep 60'\n")
+		s.expect("started\r\n")
 		s.keys("\x03")
 		s.keys("echo last $?\n")
 		s.expect("last 130\r\n")
@@ -261,13 +266,11 @@ func TestTerminalRestored(t *testing.T) {
 	each(t, func(p *person) {
 		for _, how := range []string{"exit 0", "exit 3", "kill -9 $$", "kill -TERM $$"} {
 			s := p.onTerminal(p.command("run", "--", "sh", "-c", "stty raw -echo; "+how))
-			before, err := unix.IoctlGetTermios(int(s.slave.Fd()), unix.TCGETS)
-			p.must(err)
 			s.end()
 			after, err := unix.IoctlGetTermios(int(s.slave.Fd()), unix.TCGETS)
 			p.must(err)
-			if before.Lflag&unix.ECHO == 0 || fmt.Sprint(before) != fmt.Sprint(after) {
-				p.Errorf("%s: %+v became %+v", how, before, after)
+			if fmt.Sprint(s.before) != fmt.Sprint(after) {
+				p.Errorf("%s: %+v became %+v", how, s.before, after)
 			}
 		}
 		// After the timeout as well.
