@@ -9,15 +9,15 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
-	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
-// Network is what a command may reach.
+// Network is how a command reaches what it may, and what that is beside what its rights
+// allow.
 type Network struct {
 	Policy egress.Policy
 	Open   []string // ranges of special addresses that the policy may name
-	// Start starts the network service.
+	// Start starts the network service; nil when this program has none.
 	Start func() (*net.UnixConn, error)
 }
 
@@ -37,12 +37,14 @@ type online struct {
 
 // doOnline is do with the task's network.
 func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Result, error) {
-	if t.Network == nil {
+	if !r.Network {
 		return do(ctx, t, r)
 	}
-	if r.Grant.Network == preset.NetworkHost {
-		return Result{}, berm.Errorf(berm.Invalid, "the host's network and a policy exclude each other").WithHint("leave one of --network host and --allow out")
+	if t.Network.Start == nil {
+		return Result{}, berm.Errorf(berm.Unsupported, "this program has no network service")
 	}
+	policy := t.Network.Policy
+	policy.Entries = append(policy.Entries, r.Grant.Allow...)
 	conn, err := t.Network.Start()
 	if err != nil {
 		return Result{}, err
@@ -54,7 +56,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	attached := make(chan error, 1)
 	r.Link = func(f *os.File) {
 		// What is sent before waits in the link: nobody reads it.
-		link, warnings, err := egress.Attach(ctx, conn, r.ID, f, t.Network.Policy, t.Network.Open, o.event)
+		link, warnings, err := egress.Attach(ctx, conn, r.ID, f, policy, t.Network.Open, o.event)
 		if err != nil {
 			cancel(err)
 		}

@@ -44,9 +44,8 @@ type Task struct {
 	// level cannot be had.
 	AllowWeaker bool
 	Notice      func(string) // is told what a person should know
-	// Network is what the command may reach; nil is nothing, unless Rights give it the
-	// host's network.
-	Network *Network
+	// Network is how the command reaches what Rights allow it and Network.Policy does.
+	Network Network
 	// Config is the user's configuration; nil is none.
 	Config *preset.Config
 }
@@ -105,7 +104,8 @@ func Prepare(t *Task) (*Request, error) {
 			env = append(unset(env, name), name+"="+value)
 		}
 	}
-	return &Request{Network: t.Network != nil, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
+	online := (len(grant.Allow) > 0 || t.Network.Policy.YAML != "") && grant.Network != preset.NetworkHost
+	return &Request{Network: online, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }
 
 // Do runs a task to its end. After an error the command did not run, and nothing is left
@@ -290,7 +290,7 @@ func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result,
 	if t.Template != nil {
 		return Result{}, berm.Errorf(berm.Unsupported, "there are no templates under Landlock alone")
 	}
-	if r.Grant.Network == preset.NetworkHost || t.Network != nil {
+	if r.Grant.Network == preset.NetworkHost || r.Network {
 		return Result{}, berm.Errorf(berm.Unsupported, "there is no network under Landlock alone")
 	}
 	began := time.Now()

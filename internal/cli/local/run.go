@@ -45,7 +45,6 @@ type runFlags struct {
 	cpus        float64
 	pids        int64
 	network     string
-	allow       []string
 	policy      string
 	open        []string
 	template    string
@@ -125,7 +124,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.Int64Var(&f.pids, "pids", 0, "how many processes and threads it may have")
 	flags.StringVar(&rights.Profile, "profile", "", "system calls that it may use: default or strict")
 	flags.StringVar(&f.network, "network", "", "none (the default), or host: all that this machine reaches")
-	flags.StringArrayVarP(&f.allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
+	flags.StringArrayVarP(&rights.Allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
 	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
 	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
@@ -209,13 +208,10 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 
 // networkOf sets what the command may reach.
 func (f *runFlags) networkOf(t *local.Task) error {
-	if len(f.allow) == 0 && f.policy == "" {
-		if len(f.open) > 0 {
-			return cli.UsageError{Err: fmt.Errorf("--open says what rules may name: it needs --allow or --policy")}
-		}
-		return nil
+	if (len(t.Rights.Allow) > 0 || f.policy != "") && f.network == string(preset.NetworkHost) {
+		return cli.UsageError{Err: fmt.Errorf("--network host reaches everything: leave it out, or --allow and --policy")}
 	}
-	n := &local.Network{Policy: egress.Policy{Entries: f.allow, Revision: "1"}, Open: f.open}
+	n := local.Network{Policy: egress.Policy{Revision: "1"}, Open: f.open}
 	if f.policy != "" {
 		content, err := readPolicy(f.policy)
 		if err != nil {
@@ -261,6 +257,11 @@ func (f *runFlags) check() error {
 			return cli.UsageError{Err: fmt.Errorf("--env %q: %w", e, err)}
 		}
 	}
+	for _, a := range r.Allow {
+		if err := preset.CheckAllow(a); err != nil {
+			return cli.UsageError{Err: fmt.Errorf("--allow %q: %w", a, err)}
+		}
+	}
 	for flag, paths := range map[string][]string{"rw": r.ReadWrite, "ro": r.ReadOnly, "hide": r.Hide} {
 		for _, p := range paths {
 			if err := preset.CheckPath(p); err != nil {
@@ -293,7 +294,7 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	if f.json {
 		return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{
 			"preset": r.Grant.Preset, "workspace": r.Place.Workspace, "workspaceAccess": r.Grant.Workspace, "timeout": r.Grant.Timeout.String(),
-			"environment": variables(r.Env), "notices": r.Grant.Notices, "policy": p,
+			"environment": variables(r.Env), "allow": r.Grant.Allow, "notices": r.Grant.Notices, "policy": p,
 		})
 	}
 	w := cmd.OutOrStdout()
@@ -306,6 +307,9 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	line("level", "%s: %s", p.Level, strings.Join(p.Namespaces, ", ")+" namespaces")
 	line("ids", "%s", p.IDMap)
 	line("network", "%s", p.Network)
+	if r.Network {
+		line("", "%s", strings.Join(r.Grant.Allow, " "))
+	}
 	line("system calls", "profile %s: %d allowed, %d in part, others %s", p.Seccomp.Profile, len(p.Seccomp.Allowed), len(p.Seccomp.Rules), p.Seccomp.Default)
 	line("landlock", "%s", p.Landlock)
 	capabilities := "none"

@@ -241,6 +241,8 @@ func (f file) right(r *Rights, key string, value *yaml.Node) (known bool, err er
 		err = f.list(value, key, &r.Hide, CheckPath)
 	case "env":
 		err = f.list(value, key, &r.Env, CheckEnv)
+	case "allow":
+		err = f.list(value, key, &r.Allow, CheckAllow)
 	case "memory":
 		err = number(f, value, key, &r.Limits.Memory, ParseSize)
 	case "cpus":

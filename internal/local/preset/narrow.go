@@ -49,9 +49,14 @@ func Narrow(grant Grant, project *Rights, place Place) Grant {
 	}
 	switch {
 	case project.Network == NetworkNone:
-		n.Network = NetworkNone
+		n.Network, n.Allow = NetworkNone, nil
 	case project.Network != "" && project.Network != n.Network:
 		n.refuse("--network "+string(project.Network), "the network %s", project.Network)
+	}
+	for _, entry := range project.Allow {
+		if n.Network != NetworkHost && !slices.Contains(n.Allow, entry) {
+			n.refuse("--allow "+entry, "a network that reaches %s", entry)
+		}
 	}
 	if project.Checkpoint != nil {
 		// Without checkpoints more can be lost: not to keep them is a right too.

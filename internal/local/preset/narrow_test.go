@@ -93,6 +93,7 @@ func TestProjectGetsNothing(t *testing.T) {
 		"timeout: 1h":                    "--timeout 1h0m0s",
 		"profile: default":               "--profile default",
 		"network: host":                  "--network host",
+		"allow: [a.test]":                "--allow a.test",
 		"checkpoint: false":              "--checkpoint=false",
 		"hide: [.]":                      "hides the workspace itself",
 	} {
@@ -187,6 +188,12 @@ func (j judge) rights(g Grant) map[string]float64 {
 	rights["timeout"] = infinite(float64(g.Timeout))
 	rights["profile"] = map[string]float64{"default": 1, "strict": 0}[g.Profile]
 	rights["network"] = map[Network]float64{NetworkHost: 1, NetworkNone: 0}[g.Network]
+	for _, entry := range []string{"pypi", "a.test", "*.b.test:8443"} {
+		rights["allow "+entry] = 0
+		if g.Network == NetworkHost || slices.Contains(g.Allow, entry) {
+			rights["allow "+entry] = 1
+		}
+	}
 	if !g.Checkpoint {
 		rights["no checkpoints"] = 1
 	}
@@ -256,7 +263,7 @@ func TestNarrowIsNeverWider(t *testing.T) {
 	}
 	for i := range rounds {
 		g := Grant{
-			Workspace: Workspace(pick("ro", "cow", "rw")), Profile: pick("default", "strict"), Network: Network(pick("none", "host")),
+			Workspace: Workspace(pick("ro", "cow", "rw")), Profile: pick("default", "strict"), Network: Network(pick("none", "host")), Allow: []string{pick("pypi", "a.test")},
 			Checkpoint: r.IntN(2) == 0, Env: some(4, env), Timeout: time.Duration(r.IntN(3)),
 			Limits: berm.Limits{Memory: int64(r.IntN(3)), CPU: float64(r.IntN(3)), PIDs: int64(r.IntN(3))},
 		}
@@ -268,7 +275,7 @@ func TestNarrowIsNeverWider(t *testing.T) {
 		g.Paths = sorted(g.Paths)
 		yes := r.IntN(2) == 0
 		p := Rights{
-			Workspace: Workspace(pick("", "ro", "cow", "rw")), Profile: pick("", "default", "strict"), Network: Network(pick("", "none", "host")),
+			Workspace: Workspace(pick("", "ro", "cow", "rw")), Profile: pick("", "default", "strict"), Network: Network(pick("", "none", "host")), Allow: []string{pick("pypi", "a.test", "*.b.test:8443")},
 			ReadOnly: some(4, written), ReadWrite: some(3, written), Hide: some(4, written), Env: some(4, env), Timeout: time.Duration(r.IntN(3)),
 			Limits: berm.Limits{Memory: int64(r.IntN(3)), CPU: float64(r.IntN(3)), PIDs: int64(r.IntN(3))}, Checkpoint: &yes,
 		}
@@ -299,6 +306,7 @@ func TestJudgeSeesWiderGrants(t *testing.T) {
 		"workspace":  func(g *Grant) { g.Workspace = "rw" },
 		"profile":    func(g *Grant) { g.Profile = "default" },
 		"network":    func(g *Grant) { g.Network = "host" },
+		"allow":      func(g *Grant) { g.Allow = []string{"pypi"} },
 		"checkpoint": func(g *Grant) { g.Checkpoint = false },
 		"memory":     func(g *Grant) { g.Limits.Memory = 0 },
 		"cpus":       func(g *Grant) { g.Limits.CPU = 3 },

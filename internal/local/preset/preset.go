@@ -66,6 +66,7 @@ type Rights struct {
 	Timeout    time.Duration
 	Profile    string // of seccomp
 	Network    Network
+	Allow      []string // what may be reached through the network service; see CheckAllow
 	Checkpoint *bool
 }
 
@@ -79,6 +80,7 @@ type Grant struct {
 	Timeout    time.Duration // zero: none
 	Profile    string
 	Network    Network
+	Allow      []string // unless Network is the host's
 	Checkpoint bool     // keep the workspace as it was before each command
 	Notices    []string // what was asked for and not given, one sentence each
 }

@@ -140,6 +140,11 @@ func (g *Grant) set(r Rights, place Place) {
 	override(&g.Profile, r.Profile)
 	override(&g.Network, r.Network)
 	g.Env = append(g.Env, r.Env...)
+	for _, entry := range r.Allow {
+		if !slices.Contains(g.Allow, entry) {
+			g.Allow = append(g.Allow, entry)
+		}
+	}
 	if r.Checkpoint != nil {
 		g.Checkpoint = *r.Checkpoint
 	}

@@ -76,3 +76,19 @@ func CheckPath(s string) error {
 	}
 	return nil
 }
+
+// CheckAllow says what is wrong with an entry of what may be reached: a host name, "*.name",
+// an address range or a group, with ":port" or without. Whether it is one, the network
+// service finds out.
+func CheckAllow(s string) error {
+	const longest = 300
+	for _, c := range s {
+		if c <= ' ' || c == 0x7f {
+			return errors.New("it must be HOST or HOST:PORT")
+		}
+	}
+	if s == "" || len(s) > longest {
+		return errors.New("it must be HOST or HOST:PORT")
+	}
+	return nil
+}
