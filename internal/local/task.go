@@ -184,10 +184,10 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 	// What the project is now tells later what changed in it beside the session.
 	recording, stop := context.WithCancel(ctx)
 	defer stop()
-	recorded := make(chan error, 1)
+	recorded, ended := make(chan error, 1), make(chan struct{})
 	r.Started = func() {
 		go func() {
-			err := s.Record(recording)
+			err := s.Record(recording, ended)
 			noting.Wait()
 			err = errors.Join(unnoted, err)
 			if recording.Err() == nil {
@@ -197,6 +197,7 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		}()
 	}
 	result.Outcome, err = Run(ctx, r)
+	close(ended)
 	noting.Wait()
 	if err != nil {
 		if weaker(t, err) {

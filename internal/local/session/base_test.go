@@ -48,7 +48,7 @@ func settle() { time.Sleep(25 * time.Millisecond) }
 func record(t testing.TB, s *Session) *Base {
 	t.Helper()
 	settle()
-	must(t, s.Record(t.Context()))
+	must(t, s.Record(t.Context(), ended))
 	b, err := s.Base()
 	must(t, err)
 	t.Cleanup(func() { b.Close() })
@@ -263,7 +263,7 @@ func TestRecordIsCancelled(t *testing.T) {
 	s := create(t, openStore(t, dir), project)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if err := s.Record(ctx); err == nil {
+	if err := s.Record(ctx, ended); err == nil {
 		t.Error("recorded")
 	}
 	if _, err := s.Base(); berm.KindOf(err) != berm.NotFound {
@@ -452,7 +452,7 @@ func BenchmarkRecord(b *testing.B) {
 	git(b, project, "commit", "-q", "-m", "m")
 	s := create(b, openStore(b, dir), project)
 	for b.Loop() {
-		must(b, s.Record(b.Context()))
+		must(b, s.Record(b.Context(), ended))
 	}
 	base, err := s.Base()
 	must(b, err)
@@ -462,3 +462,10 @@ func BenchmarkRecord(b *testing.B) {
 	b.ReportMetric(float64(info.Size())/1024, "KiB")
 	b.ReportMetric(float64(len(base.entries)), "entries")
 }
+
+// ended lets a record begin at once, and take the whole processor.
+var ended = func() chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
+}()

@@ -26,37 +26,39 @@ var generated = map[string]bool{
 
 // grace is how long a command runs before its project is recorded. What changes meanwhile is
 // seen by its time.
-const grace = 10 * time.Millisecond
+const grace = 200 * time.Millisecond
 
 // Record writes down what the project is now, for the comparison that tells later what
 // changed in it beside the session: of each path what identifies its version, and of text
 // files their content, from git where its index vouches for it, else copied, up to 1 MiB
 // each and 64 MiB together. Of what the session changed in earlier runs the older record stays.
 //
-// It runs beside the command and leaves it the processor half of the time. When ctx ends it
-// leaves things as they were.
-func (s *Session) Record(ctx context.Context) error {
-	err := s.record(ctx)
+// It runs beside the command, begins when that turns out to take its time, and leaves it the
+// processor half of the time; once the command has ended, which closes ended, it waits for
+// nothing. When ctx ends it leaves things as they were.
+func (s *Session) Record(ctx context.Context, ended <-chan struct{}) error {
+	err := s.record(ctx, ended)
 	if err != nil && ctx.Err() == nil {
 		return stateError(err, "record what the project is")
 	}
 	return err
 }
 
-func (s *Session) record(ctx context.Context) error {
+func (s *Session) record(ctx context.Context, ended <-chan struct{}) error {
 	began := time.Now()
 	// A command that ends at once and changes nothing needs no record.
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-time.After(grace):
+	case <-ended:
 	}
 	project, err := unix.Open(s.Project, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(project)
-	r := &recorder{ctx: ctx, project: project, began: began, worked: time.Now()}
+	r := &recorder{ctx: ctx, ended: ended, project: project, began: began, worked: time.Now()}
 	if !s.fresh {
 		if r.old, err = s.Base(); err == nil {
 			defer r.old.file.Close()
@@ -101,6 +103,7 @@ func (s *Session) record(ctx context.Context) error {
 type recorder struct {
 	*encoder
 	ctx     context.Context
+	ended   <-chan struct{}
 	project int
 	began   time.Time
 	worked  time.Time // since when without a pause
@@ -119,6 +122,7 @@ func (r *recorder) pause() error {
 	if time.Since(r.worked) > slice {
 		select {
 		case <-r.ctx.Done():
+		case <-r.ended:
 		case <-time.After(slice):
 		}
 		r.worked = time.Now()
