@@ -202,12 +202,17 @@ func (x *exchange) pass() {
 
 var discard = log.New(io.Discard, "", 0)
 
-// rewrite makes the request that is sent. What concerns one connection alone, Forwarded and
-// its kin are already gone.
+// rewrite makes the request that is sent. What concerns one connection alone is already
+// gone. What tells of the client's side goes: servers believe it of a proxy.
 func (x *exchange) rewrite(r *httputil.ProxyRequest) {
 	r.Out.Host, r.Out.URL = x.host, x.url
 	r.Out.Trailer = r.In.Trailer // filled while the body is read
 	r.Out.Header.Del("X-Real-Ip")
+	for name := range r.Out.Header {
+		if strings.HasPrefix(name, "X-Forwarded-") {
+			delete(r.Out.Header, name)
+		}
+	}
 }
 
 // RoundTrip adds credentials and sends the request.

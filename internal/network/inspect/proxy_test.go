@@ -69,6 +69,7 @@ func TestProxyPassesRequestsOn(t *testing.T) {
 		req, _ := http.NewRequest("POST", r.url("/a%2Fb/c?x=1;y&z=%zz"), strings.NewReader("hello"))
 		req.Header.Set("X-Forwarded-For", "1.2.3.4")
 		req.Header.Set("Forwarded", "for=1.2.3.4")
+		req.Header.Set("X-Forwarded-Prefix", "/admin")
 		req.Header.Set("Connection", "X-Hop")
 		req.Header.Set("X-Hop", "1")
 		req.Header.Set("X-Kept", "1")
@@ -94,7 +95,7 @@ func TestProxyPassesRequestsOn(t *testing.T) {
 		if v.Header.Get("X-Kept") != "1" || v.Header.Get("Accept-Encoding") != "br" {
 			t.Errorf("fields are missing: %v", v.Header)
 		}
-		for _, gone := range []string{"X-Forwarded-For", "Forwarded", "X-Hop", "Connection"} {
+		for _, gone := range []string{"X-Forwarded-For", "X-Forwarded-Prefix", "Forwarded", "X-Hop", "Connection"} {
 			if v.Header.Get(gone) != "" {
 				t.Errorf("%s was passed on", gone)
 			}
