@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -69,7 +70,7 @@ func (m *mask) Header(h http.Header) error {
 }
 
 func (m *mask) Body(dst, piece []byte, last bool) ([]byte, error) {
-	all := append(m.kept, piece...)
+	all := slices.Concat(m.kept, piece)
 	if m.block && bytes.Contains(all, []byte(secret)) {
 		return nil, errBroker
 	}

@@ -85,7 +85,7 @@ func (p *Proxy) Close() {
 	p.mu.Unlock()
 	p.server.Close() //nolint:errcheck // the door's
 	for c := range clients {
-		c.Close()
+		c.Close() //nolint:errcheck // it is over in any case
 	}
 	for _, s := range sites {
 		s.transport.CloseIdleConnections()
@@ -105,7 +105,7 @@ func (p *Proxy) Serve(conn net.Conn, f Flow) error {
 		conn.Close()
 		return net.ErrClosed
 	}
-	defer c.Close()
+	defer c.Close() //nolint:errcheck // it is over in any case
 	inner, err := p.open(c, f)
 	if err != nil {
 		return err
@@ -121,7 +121,7 @@ func (p *Proxy) Serve(conn net.Conn, f Flow) error {
 
 // open brings a connection to where HTTP begins.
 func (p *Proxy) open(c *client, f Flow) (inner net.Conn, err error) {
-	protocol, err := c.Conn.Protocol()
+	protocol, err := c.Protocol()
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (p *Proxy) open(c *client, f Flow) (inner net.Conn, err error) {
 }
 
 func (p *Proxy) openTLS(c *client, f Flow) (net.Conn, error) {
-	hello, err := c.Conn.Hello()
+	hello, err := c.Hello()
 	switch {
 	case err != nil:
 	case p.CA == nil:
@@ -202,7 +202,7 @@ type client struct {
 }
 
 func (c *client) Close() error {
-	err := c.Conn.Conn.Close()
+	err := c.Conn.Close()
 	c.once.Do(func() {
 		close(c.done)
 		c.proxy.mu.Lock()

@@ -411,7 +411,7 @@ func TestProxyKeepsTheRestOfHTTP(t *testing.T) {
 			w.(http.Flusher).Flush()
 			panic(http.ErrAbortHandler)
 		case "/redirect":
-			http.Redirect(w, r, "http://evil.test/", 302)
+			http.Redirect(w, r, "http://evil.test/", http.StatusFound)
 		}
 	}), options{})
 	for _, client := range []*http.Client{r.client, r.http1(t)} {

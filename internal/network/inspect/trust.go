@@ -167,7 +167,7 @@ func readRegular(root fs.FS, name string) (real string, data []byte, err error) 
 	if err != nil {
 		return "", nil, err
 	}
-	defer f.Close()
+	defer f.Close() //nolint:errcheck // it was only read
 	data, err = io.ReadAll(io.LimitReader(f, bundleLimit+1))
 	if err == nil && len(data) > bundleLimit {
 		err = errors.New("it is longer than 8 MiB")
