@@ -100,7 +100,7 @@ func (h *Hosts) follow() {
 			h.addrs.Store(nil)
 			again = time.Now().Add(time.Second)
 		}
-		h.events.SetReadDeadline(again)
+		_ = h.events.SetReadDeadline(again) // it fails when closed, as Read then does
 		if h.changed != nil {
 			h.changed()
 		}

@@ -222,6 +222,32 @@ rules:
 	}
 }
 
+// TestNAT64: on a network that reaches IPv4 through a prefix, ranges mean the address in it.
+func TestNAT64(t *testing.T) {
+	table, err := address.NewTable(address.Config{NAT64: []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96")}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := DecodeYAML("p", []byte("version: 1\ndefault: allow-public\nrules: [{id: no, to: [8.8.8.0/24], action: deny}]"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := NewEvaluator(p, nil, table)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for in, want := range map[string]Reason{"[64:ff9b::808:808]:443": ReasonRule, "[64:ff9b::909:909]:443": "", "[64:ff9b::a00:1]:443": ReasonPrivate} {
+		f := flow(t, in)
+		if v := e.Decide(f); v.Reason != want {
+			t.Errorf("%s: %s", in, v.Explain())
+		}
+		left, _ := e.Vet(e.Decide(flow(t, "a.example.com:443")), []netip.Addr{f.Host.Addr()})
+		if (left != nil) != (want == "") {
+			t.Errorf("%s at a name: %v", in, left)
+		}
+	}
+}
+
 func TestCheck(t *testing.T) {
 	name := []Target{{kind: exactName, name: "a.b"}}
 	open := []Match{{}}

@@ -32,14 +32,12 @@ func CanonicalPath(raw string) (string, error) {
 // parsePath reads the path of a request target. It fails with Invalid on what servers are
 // known to read in different ways.
 func parsePath(raw string) (path, error) {
-	wrong := func(why string) (path, error) {
-		return path{}, berm.Errorf(berm.Invalid, "the path %q %s", clip(raw), why)
-	}
+	wrong := func(why string) error { return berm.Errorf(berm.Invalid, "the path %q %s", clip(raw), why) }
 	if !strings.HasPrefix(raw, "/") {
-		return wrong("does not begin with a slash")
+		return path{}, wrong("does not begin with a slash")
 	}
 	if len(raw) > maxTarget {
-		return wrong("is too long")
+		return path{}, wrong("is too long")
 	}
 	var text, segments []string
 	var slashes, parameters bool
@@ -48,13 +46,13 @@ func parsePath(raw string) (path, error) {
 		last := i == len(pieces)-1
 		canonical, segment, why := decodeSegment(piece)
 		if why != "" {
-			return wrong(why)
+			return path{}, wrong(why)
 		}
 		if strings.Contains(segment, "/") {
 			slashes = true
 			for part := range strings.SplitSeq(segment, "/") {
 				if name, _, _ := strings.Cut(part, ";"); name == "" || name == "." || name == ".." {
-					return wrong("has an encoded slash beside a dot segment or an empty one")
+					return path{}, wrong("has an encoded slash beside a dot segment or an empty one")
 				}
 			}
 		}
@@ -62,9 +60,9 @@ func parsePath(raw string) (path, error) {
 		parameters = parameters || hasParameters
 		switch {
 		case name == "" && !hasParameters && !last:
-			return wrong("has an empty segment")
+			return path{}, wrong("has an empty segment")
 		case hasParameters && (name == "" || name == "." || name == ".."):
-			return wrong("has parameters at a dot segment or an empty one")
+			return path{}, wrong("has parameters at a dot segment or an empty one")
 		case name == ".." && len(segments) > 0:
 			text, segments = text[:len(text)-1], segments[:len(segments)-1]
 		}
@@ -176,23 +174,23 @@ type Glob struct{ text string }
 // ParseGlob reads a pattern of paths, written decoded. It fails with Invalid when no
 // canonical path could match it.
 func ParseGlob(s string) (Glob, error) {
-	wrong := func(why string) (Glob, error) {
-		return Glob{}, berm.Errorf(berm.Invalid, "%q is not a pattern of paths: %s", clip(s), why)
+	wrong := func(why string) error {
+		return berm.Errorf(berm.Invalid, "%q is not a pattern of paths: %s", clip(s), why)
 	}
 	if !strings.HasPrefix(s, "/") {
-		return wrong("it must begin with a slash")
+		return Glob{}, wrong("it must begin with a slash")
 	}
 	if strings.ContainsAny(s, "%?#\\") || !utf8.ValidString(s) || strings.ContainsFunc(s, func(r rune) bool { return r < 0x20 || r == 0x7f }) {
-		return wrong("write it decoded, without a query")
+		return Glob{}, wrong("write it decoded, without a query")
 	}
 	segments := strings.Split(s[1:], "/")
 	for i, segment := range segments {
 		last := i == len(segments)-1
 		switch {
 		case segment == "" && !last, segment == ".", segment == "..":
-			return wrong("empty and dot segments never occur in what it is compared with")
+			return Glob{}, wrong("empty and dot segments never occur in what it is compared with")
 		case strings.Contains(segment, "**") && (segment != "**" || !last):
-			return wrong("two stars can only be the whole last segment")
+			return Glob{}, wrong("two stars can only be the whole last segment")
 		}
 	}
 	return Glob{s}, nil

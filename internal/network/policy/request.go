@@ -68,13 +68,13 @@ func (v Verdict) DecideHTTP(r Request) Verdict {
 	if why := v.checkAuthority(r.Authority); why != "" {
 		return v.deny(ReasonAuthority, why)
 	}
-	if r.Method == "TRACE" || r.Method == "CONNECT" || r.Method == "" || strings.Trim(r.Method, "ABCDEFGHIJKLMNOPQRSTUVWXYZ-_") != "" {
+	if _, err := parseMethod(r.Method); err != nil {
 		return v.deny(ReasonMethod, strconv.Quote(clip(r.Method))+" is never allowed")
 	}
 	raw, query, hasQuery := strings.Cut(r.Target, "?")
 	v.Target = r.Target
 	switch {
-	case !strings.HasPrefix(raw, "/") && !(r.Target == "*" && r.Method == "OPTIONS"):
+	case !strings.HasPrefix(raw, "/") && (r.Target != "*" || r.Method != "OPTIONS"):
 		return v.deny(ReasonPath, "the target "+strconv.Quote(clip(r.Target))+" is not a path")
 	case len(r.Target) > maxTarget || strings.ContainsFunc(r.Target, func(c rune) bool { return c <= 0x20 || c == 0x7f || c == '#' }):
 		return v.deny(ReasonPath, "the target has a character that must be encoded, or is too long")

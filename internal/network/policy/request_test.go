@@ -1,7 +1,13 @@
 package policy
 
 import (
+	"maps"
+	"math/rand/v2"
 	"net/netip"
+	"net/url"
+	stdpath "path"
+	"regexp"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -172,6 +178,78 @@ func TestAuthority(t *testing.T) {
 		v := e.Decide(f).DecideHTTP(Request{Method: "GET", Authority: c.authority, Target: "/"})
 		if (v.Action == Allow) != c.want || !c.want && v.Reason != ReasonAuthority {
 			t.Errorf("%s for %q: %+v", c.flow, c.authority, v)
+		}
+	}
+}
+
+// TestServersReadTheSame: however a server reads the path of a request that was let pass,
+// it is one that the rule allows and does not deny.
+func TestServersReadTheSame(t *testing.T) {
+	globs := map[string]*regexp.Regexp{
+		"/v1/**": regexp.MustCompile(`^/v1/`), "/v1/*/x": regexp.MustCompile(`^/v1/[^/]*/x$`), "/*": regexp.MustCompile(`^/[^/]*$`), "/**": regexp.MustCompile(`^/`),
+		"/admin/**": regexp.MustCompile(`^/admin/`), "/v1/admin": regexp.MustCompile(`^/v1/admin$`), "/v1/secret*": regexp.MustCompile(`^/v1/secret[^/]*$`),
+	}
+	names := slices.Sorted(maps.Keys(globs))
+	pieces := []string{"/", "/", "v1", "admin", "x", "secret", "..", ".", "%2e%2e", "%2f", "%2F", ";", ";a=b", "%3b", "//", "%61dmin", "%5c", "\\", "%252e", "a", "%", "%00", "~", "%7E"}
+	parameters := regexp.MustCompile(`;[^/]*`)
+	r := rand.New(rand.NewPCG(19, 20))
+	allowed := 0
+	for range 60_000 {
+		allow, deny := names[r.IntN(len(names))], names[r.IntN(len(names))]
+		rule := &Rule{HTTP: &HTTP{Allow: []Match{{Paths: []Glob{{allow}}}}, Deny: []Match{{Paths: []Glob{{deny}}}}}}
+		v := Verdict{Action: Allow, Match: rule, Flow: Flow{Host: Host{name: "a.b"}, Port: 443}}
+		target := "/"
+		for range r.IntN(7) {
+			target += pieces[r.IntN(len(pieces))]
+		}
+		v = v.DecideHTTP(Request{Method: "GET", Authority: "a.b", Target: target})
+		if v.Action != Allow {
+			continue
+		}
+		allowed++
+		u, err := url.ParseRequestURI(v.Target)
+		if err != nil {
+			t.Fatalf("%q is forwarded as %q: %v", target, v.Target, err)
+		}
+		twice, err := url.PathUnescape(u.Path)
+		if err != nil {
+			twice = u.Path
+		}
+		for _, reading := range []string{u.Path, v.Target, twice, parameters.ReplaceAllString(u.Path, ""), parameters.ReplaceAllString(twice, ""), strings.ReplaceAll(u.Path, "\\", "/")} {
+			clean := stdpath.Clean(reading)
+			if strings.HasSuffix(reading, "/") && clean != "/" {
+				clean += "/"
+			}
+			if reading == v.Target && strings.Contains(reading, "%") {
+				continue // a server that never decodes
+			}
+			if !globs[allow].MatchString(clean) || globs[deny].MatchString(clean) {
+				t.Fatalf("%q is forwarded as %q and may be read as %q: allowed is %s, denied %s", target, v.Target, clean, allow, deny)
+			}
+		}
+	}
+	if allowed < 3000 {
+		t.Errorf("only %d requests were allowed", allowed)
+	}
+}
+
+func TestDenyConditions(t *testing.T) {
+	e := evaluator(t, `rules: [{to: [a.example.com], http: {allow: [{upgrade: [websocket]}], deny: [{upgrade: [websocket], require: [x-a]}, {forbid: [x-b], methods: [PUT]}, {content_types: [a/b]}]}}]`)
+	for _, c := range []struct {
+		method string
+		header map[string][]string
+		body   int64
+		want   Reason
+	}{
+		{"GET", nil, 0, ""}, {"GET", map[string][]string{"Upgrade": {"websocket"}}, 0, ""}, {"GET", map[string][]string{"X-A": {""}}, 0, ""},
+		{"GET", map[string][]string{"Upgrade": {"websocket"}, "X-A": {""}}, 0, ReasonRule},
+		{"PUT", nil, 0, ReasonRule}, {"PUT", map[string][]string{"x-B": {"1"}}, 0, ""},
+		{"POST", map[string][]string{"Content-Type": {"a/b"}}, 0, ""}, {"POST", map[string][]string{"Content-Type": {"A/B; c=d"}}, 1, ReasonRule},
+		{"POST", map[string][]string{"Content-Type": {"c/d"}}, 1, ""}, {"POST", map[string][]string{"Content-Type": {"c/d", "a/b"}}, -1, ReasonRule}, {"POST", map[string][]string{"Content-Type": {"///"}}, 1, ReasonRule}, {"POST", nil, 1, ""},
+	} {
+		v := e.Decide(flow(t, "a.example.com:443")).DecideHTTP(Request{Method: c.method, Authority: "a.example.com", Target: "/", Header: c.header, BodySize: c.body})
+		if v.Reason != c.want {
+			t.Errorf("%s %v with %d bytes: %q, want %q", c.method, c.header, c.body, v.Reason, c.want)
 		}
 	}
 }

@@ -155,10 +155,10 @@ func (t Target) covers(u Target) bool {
 	}
 	switch t.kind {
 	case namedGroup:
-		switch {
-		case t.name == groupPublic:
+		switch t.name {
+		case groupPublic:
 			return u.kind == addrRange && publicRange(u.prefix) || u.kind != addrRange && !private(u.name)
-		case t.name == groupNames:
+		case groupNames:
 			return u.kind != addrRange && !private(u.name)
 		}
 		for _, m := range groups()[t.name] {
