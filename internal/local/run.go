@@ -168,7 +168,7 @@ func (r *Request) plan(ids launch.IDs, upper launch.Upper) (*wall.SetUp, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, NoSetID: true, Link: r.Network}
+	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, NoSetID: true, CallersGroup: true, Link: r.Network}
 	if ids.Kind == launch.Leased {
 		c.Capabilities = capability.Inside
 		c.Cgroup = "one for the command"

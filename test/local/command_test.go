@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -429,5 +430,18 @@ func TestSessionInUse(t *testing.T) {
 		}
 		p.sh("cat a b", "-s", "project-1").prints("1\n2")
 		p.sh("true", "-s", "nosuch").refuses("nosuch")
+	})
+}
+
+// A signal to "my own process group" stays in the sandbox, though the caller and its other
+// children are in that group too.
+func TestGroupOutside(t *testing.T) {
+	each(t, func(p *person) {
+		for _, profile := range []string{"default", "strict"} {
+			script := `"$@" run --profile ` + profile + ` -- sh -c 'trap "echo got it" USR1; kill -USR1 0; kill -KILL 0'; echo "$? and alive"`
+			other := *p
+			other.outer = append(slices.Clone(p.outer), "setsid", "sh", "-c", script, "sh")
+			other.berm().exits(0).prints("got it\n137 and alive")
+		}
 	})
 }

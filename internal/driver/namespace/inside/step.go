@@ -317,8 +317,10 @@ func landlock(handled, scoped uint64, devices string) error {
 	}
 	ruleset := int(fd)
 	defer func() { _ = unix.Close(ruleset) }()
-	if err := grant(ruleset, "/", unix.LANDLOCK_ACCESS_FS_REFER); err != nil {
-		return err
+	if handled&unix.LANDLOCK_ACCESS_FS_REFER != 0 {
+		if err := grant(ruleset, "/", unix.LANDLOCK_ACCESS_FS_REFER); err != nil {
+			return err
+		}
 	}
 	for _, path := range strings.Fields(devices) {
 		if err := grant(ruleset, path, unix.LANDLOCK_ACCESS_FS_IOCTL_DEV); err != nil {

@@ -60,7 +60,7 @@ const (
 	// Rlimit sets resource FD to the soft limit Flags and the hard limit Target in
 	// decimal. A limit that must not be raised is lowered to the hard limit in force.
 	Rlimit
-	// Landlock takes the rights Flags on files away, but REFER below / and IOCTL_DEV on
+	// Landlock takes the rights Flags on files away, but REFER, if it is one, below / and IOCTL_DEV on
 	// the paths in Source, separated by spaces, and the ways out that FD has the bits of
 	// (LANDLOCK_SCOPE_…).
 	Landlock

@@ -96,6 +96,9 @@ type Config struct {
 	// NoSetID: no file can be given set-user-ID or set-group-ID bits, because some belong
 	// to the host.
 	NoSetID bool
+	// CallersGroup: the sandbox's processes are in the process group of the caller, which
+	// a signal to "my group" reaches whatever the pid namespace.
+	CallersGroup bool
 	// Link: the sandbox has a link to a network service outside. See launch.Order.
 	Link     bool
 	Cgroup   string   // the layout of control groups, for the policy
@@ -316,6 +319,11 @@ func (s *SetUp) rights(c Config) error {
 	s.seccomp = f.describe
 	s.add(plan.Step{Op: plan.Seccomp, Data: f.program})
 	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(c.Capabilities)})
+	if c.CallersGroup && landlock.ABI() >= 6 {
+		// After the capabilities, which the threads of init drop by signalling each other.
+		s.add(plan.Step{Op: plan.Landlock, FD: unix.LANDLOCK_SCOPE_SIGNAL})
+		s.policy.Landlock += ", no signals to processes outside"
+	}
 	return nil
 }
 
@@ -373,8 +381,6 @@ func (s *SetUp) landlock(c Config) error {
 		s.policy.Landlock += ", no ioctl on other devices than those listed"
 	}
 	if c.HostNetwork {
-		// Not signals: the pid namespace bounds them, and the threads of init, which are
-		// not in one domain, send each other some.
 		step.FD = unix.LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
 		s.policy.Landlock += ", no abstract sockets outside"
 	}
