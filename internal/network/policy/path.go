@@ -220,27 +220,22 @@ func (g Glob) match(segments []string) bool {
 	return false
 }
 
-// matchStars compares with a pattern in which stars stand for any run of characters. It
-// goes back to the last star only, which is enough.
+// matchStars compares with a pattern in which stars stand for any run of characters. What
+// is between stars is taken where it comes first, so that the time grows with the length
+// of the two alone.
 func matchStars(pattern, s string) bool {
-	star, mark, i, j := -1, 0, 0, 0
-	for j < len(s) {
-		switch {
-		case i < len(pattern) && pattern[i] == '*':
-			star, mark = i, j
-			i++
-		case i < len(pattern) && pattern[i] == s[j]:
-			i++
-			j++
-		case star >= 0:
-			mark++
-			i, j = star+1, mark
-		default:
-			return false
+	head, rest, star := strings.Cut(pattern, "*")
+	if !star {
+		return pattern == s
+	}
+	s, ok := strings.CutPrefix(s, head)
+	for ok {
+		var middle string
+		middle, rest, star = strings.Cut(rest, "*")
+		if !star {
+			return strings.HasSuffix(s, middle)
 		}
+		_, s, ok = strings.Cut(s, middle)
 	}
-	for i < len(pattern) && pattern[i] == '*' {
-		i++
-	}
-	return i == len(pattern)
+	return false
 }

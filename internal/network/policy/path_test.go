@@ -1,7 +1,9 @@
 package policy
 
 import (
+	"math/rand/v2"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -40,7 +42,7 @@ func TestGlob(t *testing.T) {
 		{"/**", "/", true}, {"/**", "/a/b", true}, {"/", "/", true}, {"/", "/a", false}, {"/a", "/a", true}, {"/a", "/a/", false}, {"/a/", "/a/", true},
 		{"/repos/acme/**", "/repos/acme/x", true}, {"/repos/acme/**", "/repos/acme/", true}, {"/repos/acme/**", "/repos/acme", false}, {"/repos/acme/**", "/repos/acmex/y", false},
 		{"/repos/acme/*/issues", "/repos/acme/x/issues", true}, {"/repos/acme/*/issues", "/repos/acme/x/y/issues", false}, {"/repos/acme/*/issues", "/repos/acme//issues", false},
-		{"/*", "/a", true}, {"/*", "/a/b", false}, {"/a*c", "/abc", true}, {"/a*c", "/ac", true}, {"/a*b*c", "/axbxbxc", true}, {"/a*b*c", "/axcxb", false}, {"/*.tgz", "/x.tgz", true},
+		{"/*", "/a", true}, {"/*", "/a/b", false}, {"/a*c", "/abc", true}, {"/a*c", "/ac", true}, {"/a*b*c", "/axbxbxc", true}, {"/a*b*c", "/axcxb", false}, {"/*.tgz", "/x.tgz", true}, {"/a*a", "/a", false}, {"/a*a", "/aa", true}, {"/*ab*ab", "/ab", false}, {"/*ab*ab", "/xabab", true}, {"/a*b*", "/ab", true}, {"/*a*", "/bbb", false},
 		{"/a b", "/a%20b", true}, {"/ü", "/%c3%bc", true}, {"/admin", "/v1/../admin", true}, {"/v1/**", "/v1/../admin", false},
 		{"/a;v", "/a;v", false}, // some servers read it as /a
 		{"/@types/*", "/@types%2fnode", false}, {"/**", "/@types%2fnode", true}, {"/*/node", "/@types%2fnode", false},
@@ -58,6 +60,25 @@ func TestGlob(t *testing.T) {
 	for _, in := range []string{"", "a", "/a//b", "/../a", "/./a", "/**/a", "/a**", "/%41", "/a?b", "/a#", `/a\b`, "/a\x00", "/\xff"} {
 		if _, err := ParseGlob(in); err == nil {
 			t.Errorf("%q is a pattern", in)
+		}
+	}
+}
+
+// TestMatchStars compares with regular expressions.
+func TestMatchStars(t *testing.T) {
+	r := rand.New(rand.NewPCG(21, 22))
+	text := func(letters string) string {
+		b := make([]byte, r.IntN(7))
+		for i := range b {
+			b[i] = letters[r.IntN(len(letters))]
+		}
+		return string(b)
+	}
+	for range 5000 {
+		pattern, s := text("ab*"), text("ab")
+		want := regexp.MustCompile("^" + strings.ReplaceAll(pattern, "*", ".*") + "$").MatchString(s)
+		if matchStars(pattern, s) != want {
+			t.Fatalf("%q and %q: want %v", pattern, s, want)
 		}
 	}
 }

@@ -16,15 +16,21 @@ type Warning struct {
 	Text string
 }
 
+// maxComparisons bounds the search for rules that are never reached: it grows with the
+// square of the destinations.
+const maxComparisons = 1 << 21
+
 // Warnings are what in a policy is well-formed and probably wrong: rules that are never
-// reached, wildcards over what strangers own, ranges that no rule opens.
+// reached, wildcards over what strangers own, ranges that no rule opens. Of a very large
+// policy not every rule is compared with every other.
 func (p *Policy) Warnings(table *address.Table) []Warning {
 	var all []Warning
+	comparisons := 0
 	for i := range p.Rules {
 		r := &p.Rules[i]
 		warn := func(text string) { all = append(all, Warning{r.ID, r.Line, text}) }
 		for j := range p.Rules[:i] {
-			if earlier := &p.Rules[j]; earlier.shadows(r) {
+			if earlier := &p.Rules[j]; comparisons < maxComparisons && earlier.shadows(r, &comparisons) {
 				text := "never reached: rule " + earlier.ID + " before it has all of its destinations"
 				if earlier.action() != r.action() {
 					text += " and says " + string(earlier.action())
@@ -52,12 +58,16 @@ func (p *Policy) Warnings(table *address.Table) []Warning {
 }
 
 // shadows says whether a rule has all destinations, ports and protocols of a later one,
-// for ever.
-func (r *Rule) shadows(later *Rule) bool {
+// for ever. It adds to comparisons.
+func (r *Rule) shadows(later *Rule, comparisons *int) bool {
+	*comparisons++
 	if !coversService(r, later) || len(later.To) == 0 {
 		return false
 	}
 	for _, t := range later.To {
+		if *comparisons += len(r.To); *comparisons > maxComparisons {
+			return false
+		}
 		if !slices.ContainsFunc(r.To, func(s Target) bool { return s.covers(t) }) {
 			return false
 		}
