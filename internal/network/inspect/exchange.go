@@ -312,9 +312,15 @@ func (x *exchange) Unwrap() http.ResponseWriter { return x.ResponseWriter }
 // Hijack is called when the upstream has agreed to WebSocket, before the client is told.
 func (x *exchange) Hijack() (net.Conn, *bufio.ReadWriter, error) {
 	conn, rw, err := http.NewResponseController(x.ResponseWriter).Hijack()
-	if err == nil {
-		x.record.Status = http.StatusSwitchingProtocols
-		x.client.framing.raw = true
+	if err != nil {
+		return nil, nil, err
 	}
-	return conn, rw, err
+	if denial := x.client.framing.broken(); denial != nil {
+		// What it sent before the agreement was taken for a request.
+		conn.Close()
+		return nil, nil, denial
+	}
+	x.record.Status = http.StatusSwitchingProtocols
+	x.client.framing.raw = true
+	return conn, rw, nil
 }

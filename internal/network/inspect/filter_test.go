@@ -248,3 +248,31 @@ func TestWebSocket(t *testing.T) {
 		}
 	}
 }
+
+// TestWebSocketTooEarly sends a frame before the upstream has agreed.
+func TestWebSocketTooEarly(t *testing.T) {
+	got := make(chan string, 1)
+	r := newRig(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		time.Sleep(100 * time.Millisecond)
+		w.Header().Set("Connection", "Upgrade")
+		w.Header().Set("Upgrade", "websocket")
+		w.WriteHeader(101)
+		c, rw, _ := http.NewResponseController(w).Hijack()
+		defer c.Close()
+		b, _ := io.ReadAll(rw)
+		got <- string(b)
+	}), options{plain: true})
+	c := r.dial(t)
+	io.WriteString(c, "GET /ws HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+	time.Sleep(20 * time.Millisecond)
+	io.WriteString(c, "GET /admin HTTP/1.1\nHost: localhost\n\n")
+	io.ReadAll(c)
+	select {
+	case b := <-got:
+		if b != "" {
+			t.Errorf("the upstream got %q", b)
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("the upstream waits")
+	}
+}

@@ -490,7 +490,7 @@ func TestProxyVerifiesUpstreams(t *testing.T) {
 	if res.StatusCode != 502 || !strings.Contains(body, `"upstream_certificate"`) {
 		t.Errorf("%d %s", res.StatusCode, body)
 	}
-	for reason, dial := range map[Reason]error{"dns_private_answer": &Denial{Reason: "dns_private_answer", Message: "no"}, "upstream": errors.New("refused")} {
+	for reason, dial := range map[Reason]error{"dns_private_answer": &Denial{Reason: "dns_private_answer", Message: "no"}, "upstream": errors.New("10.1.2.3 is down")} {
 		r := newRig(t, echo, options{change: func(c *Config) {
 			c.Dial = func(context.Context, Flow) (net.Conn, error) { return nil, dial }
 		}})
@@ -499,10 +499,10 @@ func TestProxyVerifiesUpstreams(t *testing.T) {
 		if reason == "dns_private_answer" {
 			want = 403
 		}
-		if res.StatusCode != want || !strings.Contains(body, string(reason)) {
+		if res.StatusCode != want || !strings.Contains(body, string(reason)) || strings.Contains(body, "10.1.2.3") {
 			t.Errorf("%s: %d %s", reason, res.StatusCode, body)
 		}
-		if rec := r.last(t, 1); rec.Reason != reason || rec.Status != want {
+		if rec := r.last(t, 1); rec.Reason != reason || rec.Status != want || !strings.Contains(rec.Err, dial.Error()) {
 			t.Errorf("record %+v", rec)
 		}
 	}
@@ -543,7 +543,7 @@ func TestProxyRefusesOtherNames(t *testing.T) {
 }
 
 func TestProxyPlain(t *testing.T) {
-	r := newRig(t, echo, options{plain: true})
+	r := newRig(t, echo, options{plain: true, change: func(c *Config) { c.CA = nil }})
 	res, body := get(t, r.client, r.url("/x"))
 	if v := parse(t, body); res.StatusCode != 200 || v.Target != "/x" || v.Proto != "HTTP/1.1" {
 		t.Errorf("%+v", v)
@@ -551,6 +551,14 @@ func TestProxyPlain(t *testing.T) {
 	h2c := &http.Transport{Protocols: new(http.Protocols)}
 	h2c.Protocols.SetUnencryptedHTTP2(true)
 	defer h2c.CloseIdleConnections()
+	c, err := net.Dial("tcp", r.flow.Address())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if err := tls.Client(c, &tls.Config{ServerName: "localhost"}).Handshake(); err == nil || !strings.Contains(err.Error(), "access denied") {
+		t.Errorf("TLS to a proxy without an authority: %v", err)
+	}
 	if res, body = get(t, &http.Client{Transport: h2c}, r.url("/x")); res.StatusCode != 403 || res.Header.Get("X-Berm-Deny") != "proto" {
 		t.Errorf("h2c: %d %s", res.StatusCode, body)
 	}

@@ -134,7 +134,9 @@ func newRig(t testing.TB, handler http.Handler, o options) *rig {
 
 func (r *rig) pool() *x509.CertPool {
 	pool := x509.NewCertPool()
-	pool.AppendCertsFromPEM(r.config.CA.PEM())
+	if r.config.CA != nil {
+		pool.AppendCertsFromPEM(r.config.CA.PEM())
+	}
 	return pool
 }
 

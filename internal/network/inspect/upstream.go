@@ -6,6 +6,7 @@ import (
 	"errors"
 	"net"
 	"net/http"
+	"syscall"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -84,20 +85,26 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 	return s, nil
 }
 
-// upstreamFailed says what is wrong with an upstream, in words for the client.
+// upstreamFailed says what is wrong with an upstream, in words for the client: addresses
+// and proxies outside are not for its eyes.
 func upstreamFailed(f Flow, err error) *Denial {
 	d := &Denial{Status: http.StatusBadGateway, Reason: ReasonUpstream}
 	var cert *tls.CertificateVerificationError
+	var timeout net.Error
 	switch {
+	case berm.KindOf(err) == berm.Denied:
+		d.Status, d.Reason = http.StatusForbidden, ReasonPolicy
+		d.Message, d.Hint = err.Error(), berm.HintOf(err)
 	case errors.As(err, &cert):
 		d.Reason = ReasonCertificate
 		d.Message = "the certificate of " + f.Address() + " cannot be verified: " + cert.Err.Error()
 		d.Hint = "a private authority must be added to Berm's own roots; the sandbox's do not count"
-	case berm.KindOf(err) == berm.Denied:
-		d.Status, d.Reason = http.StatusForbidden, ReasonPolicy
-		d.Message, d.Hint = err.Error(), berm.HintOf(err)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		d.Message = f.Address() + " refuses connections"
+	case errors.As(err, &timeout) && timeout.Timeout():
+		d.Message = f.Address() + " does not answer in time"
 	default:
-		d.Message = f.Address() + " cannot be reached, or broke the connection: " + err.Error()
+		d.Message = f.Address() + " cannot be reached, or broke the connection"
 	}
 	return d
 }
