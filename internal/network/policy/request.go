@@ -74,7 +74,7 @@ func (v Verdict) DecideHTTP(r Request) Verdict {
 	raw, query, hasQuery := strings.Cut(r.Target, "?")
 	v.Target = r.Target
 	switch {
-	case !strings.HasPrefix(raw, "/") && (r.Target != "*" || r.Method != "OPTIONS"):
+	case !strings.HasPrefix(raw, "/") && r.Target != "*": // OPTIONS for the whole server
 		return v.deny(ReasonPath, "the target "+strconv.Quote(clip(r.Target))+" is not a path")
 	case len(r.Target) > maxTarget || strings.ContainsFunc(r.Target, func(c rune) bool { return c <= 0x20 || c == 0x7f || c == '#' }):
 		return v.deny(ReasonPath, "the target has a character that must be encoded, or is too long")

@@ -118,7 +118,7 @@ func TestDecideHTTP(t *testing.T) {
 		{"api.github.com", Request{Method: "GET", Target: "/repos/acme/secret;v=1/x"}, ReasonRule, ""},
 		{"plain.example.com", Request{Method: "PATCH", Target: "/x?y"}, "", "/x?y"},
 		{"plain.example.com", Request{Method: "GET", Target: "//a/%2e%2e/b"}, "", "//a/%2e%2e/b"}, // nothing is judged by it
-		{"plain.example.com", Request{Method: "OPTIONS", Target: "*"}, "", "*"}, {"plain.example.com", Request{Method: "GET", Target: "*"}, ReasonPath, ""},
+		{"plain.example.com", Request{Method: "OPTIONS", Target: "*"}, "", "*"}, {"plain.example.com", Request{Method: "GET", Target: "*x"}, ReasonPath, ""},
 		{"plain.example.com", Request{Method: "GET", Target: ""}, ReasonPath, ""}, {"plain.example.com", Request{Method: "GET", Target: "/a\nb"}, ReasonPath, ""},
 		{"q.example.com", Request{Method: "GET", Target: "//a"}, "", "//a"},
 		{"plain.example.com", Request{Method: "CONNECT", Target: "evil.test:443"}, ReasonMethod, ""},
