@@ -339,7 +339,6 @@ func isPlaceholder(text string) bool {
 // put sets one secret.
 func (s *Set) put(f Flow, out *http.Request, st *state, u use) *Refusal {
 	if n := u.uses.Add(1); u.MaxUses > 0 && n > u.MaxUses {
-		u.uses.Add(-1)
 		return refuse(Used, u.live, "the credential "+u.ID+" was used as often as it may be", "ask for a new one")
 	}
 	text, ok := u.live.use()

@@ -112,7 +112,7 @@ func (e exchange) RoundTrip(out *http.Request) (*http.Response, error) {
 		cancel()
 		return nil, err
 	}
-	response.Body = ending{response.Body, cancel}
+	response.Body = ending{response.Body, out.Context(), cancel}
 	return response, nil
 }
 
@@ -154,7 +154,18 @@ func (e exchange) home(response *http.Response) *http.Response {
 // ending is a body with which the request's context ends.
 type ending struct {
 	io.ReadCloser
+	ctx context.Context
 	end context.CancelFunc
+}
+
+// Read does not take for the end what the upstream writes when it sees that a request is
+// cut: TLS tells it so before the connection is closed.
+func (e ending) Read(p []byte) (int, error) {
+	n, err := e.ReadCloser.Read(p)
+	if cause := context.Cause(e.ctx); err == io.EOF && cause != nil { //nolint:errorlint // a body's end is io.EOF
+		err = cause
+	}
+	return n, err
 }
 
 func (e ending) Close() error {
