@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"io"
 	"log"
@@ -23,6 +24,7 @@ type exchange struct {
 	host    string   // that is sent
 	url     *url.URL // that is sent
 	verdict Verdict
+	changes int // of the policy, before it was judged
 	body    *countedBody
 	filter  Filter
 	record  Record
@@ -120,6 +122,9 @@ func (x *exchange) judge() *Denial {
 		Flow: f, Scheme: c.site.scheme, Method: r.Method, Authority: r.Host, Target: target,
 		Header: r.Header, Size: r.ContentLength,
 	}
+	x.proxy.mu.Lock()
+	x.changes = x.proxy.changes
+	x.proxy.mu.Unlock()
 	v := x.proxy.Judge.HTTP(r.Context(), x.request)
 	x.verdict, x.record.Rule = v, v.Rule
 	if v.Allow {
@@ -130,20 +135,26 @@ func (x *exchange) judge() *Denial {
 		}
 	}
 	if !v.Allow {
-		d := &Denial{Reason: v.Reason, Rule: v.Rule, Hint: v.Hint,
-			Message: r.Method + " " + printable(x.record.Path) + " at " + f.Address() + " is not allowed"}
-		if v.Detail != "" {
-			d.Message += ": " + v.Detail
-		}
-		if d.Reason == "" {
-			d.Reason = ReasonPolicy
-		}
-		return d
+		return x.denied(v)
 	}
 	if v.MaxBody > 0 && r.ContentLength > v.MaxBody {
 		return x.tooLong()
 	}
 	return nil
+}
+
+// denied says what a verdict means to the client.
+func (x *exchange) denied(v Verdict) *Denial {
+	path, _, _ := strings.Cut(x.request.Target, "?")
+	d := &Denial{Reason: v.Reason, Rule: v.Rule, Hint: v.Hint,
+		Message: x.request.Method + " " + printable(path) + " at " + x.request.Flow.Address() + " is not allowed"}
+	if v.Detail != "" {
+		d.Message += ": " + v.Detail
+	}
+	if d.Reason == "" {
+		d.Reason = ReasonPolicy
+	}
+	return d
 }
 
 func (x *exchange) tooLong() *Denial {
@@ -176,7 +187,28 @@ func upgrade(r *http.Request) *Denial {
 
 // pass sends the request on and the reply back.
 func (x *exchange) pass() {
-	in := x.in.WithContext(x.in.Context()) // a copy: the server looks at the type of its body
+	ctx, cut := context.WithCancelCause(x.in.Context())
+	defer cut(nil)
+	p := x.proxy
+	p.mu.Lock()
+	p.active[x] = cut
+	changed := x.changes != p.changes
+	p.mu.Unlock()
+	defer func() {
+		p.mu.Lock()
+		delete(p.active, x)
+		p.mu.Unlock()
+		if denial := (*Denial)(nil); errors.As(context.Cause(ctx), &denial) {
+			x.record.Reason, x.record.Err = denial.Reason, denial.Message
+		}
+	}()
+	if changed { // since the judge was asked, and before Rejudge could see the request
+		if v := p.Judge.HTTP(ctx, x.request); !v.Allow {
+			x.deny(x.denied(v))
+			return
+		}
+	}
+	in := x.in.WithContext(ctx) // a copy: the server looks at the type of its body
 	if in.Body != nil && in.ContentLength != 0 {
 		if x.verdict.MaxBody > 0 {
 			in.Body = http.MaxBytesReader(x.ResponseWriter, in.Body, x.verdict.MaxBody)
@@ -251,7 +283,10 @@ func (x *exchange) reply(res *http.Response) error {
 }
 
 // failed answers a request that has no reply.
-func (x *exchange) failed(_ http.ResponseWriter, _ *http.Request, err error) {
+func (x *exchange) failed(_ http.ResponseWriter, out *http.Request, err error) {
+	if denial := (*Denial)(nil); errors.As(context.Cause(out.Context()), &denial) {
+		err = denial // the policy has changed
+	}
 	x.record.Err = err.Error()
 	denial := x.explain(err)
 	if denial.Reason == ReasonUpstream && x.in.Context().Err() != nil {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log"
+	"maps"
 	"net"
 	"net/http"
 	"sync"
@@ -45,6 +46,8 @@ type Proxy struct {
 	closed  bool
 	clients map[*client]struct{}
 	sites   map[siteKey]*site
+	active  map[*exchange]context.CancelCauseFunc // allowed and not answered to the end
+	changes int                                   // calls of Rejudge
 }
 
 // NewProxy starts a proxy. It needs Close.
@@ -54,6 +57,7 @@ func NewProxy(c Config) *Proxy {
 		door:    door{conns: make(chan net.Conn), closed: make(chan struct{})},
 		clients: map[*client]struct{}{},
 		sites:   map[siteKey]*site{},
+		active:  map[*exchange]context.CancelCauseFunc{},
 	}
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -89,6 +93,20 @@ func (p *Proxy) Close() {
 	}
 	for _, s := range sites {
 		s.transport.CloseIdleConnections()
+	}
+}
+
+// Rejudge asks the judge again about every request that is not answered to its end, and cuts
+// those that it does not allow any more. It is called after the policy has changed.
+func (p *Proxy) Rejudge(ctx context.Context) {
+	p.mu.Lock()
+	p.changes++
+	active := maps.Clone(p.active)
+	p.mu.Unlock()
+	for x, cut := range active {
+		if v := p.Judge.HTTP(ctx, x.request); !v.Allow {
+			cut(x.denied(v))
+		}
 	}
 }
 

@@ -17,8 +17,11 @@ import (
 	"net/textproto"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/net/websocket"
 )
 
 func read(t testing.TB, res *http.Response) string {
@@ -569,6 +572,117 @@ func TestProxyPlain(t *testing.T) {
 	}
 	if _, body = get(t, r.client, r.url("/x")); parse(t, body).Proto != "HTTP/1.1" {
 		t.Errorf("HTTP/1 beside h2c: %s", body)
+	}
+}
+
+// TestProxyRejudges changes the policy while requests wait, stream and are a tunnel.
+func TestProxyRejudges(t *testing.T) {
+	begun := make(chan struct{}, 10)
+	left := make(chan struct{}, 10)
+	var closed atomic.Bool
+	r := newRig(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch r.URL.Path {
+		case "/tunnel":
+			websocket.Handler(func(c *websocket.Conn) {
+				begun <- struct{}{}
+				io.Copy(io.Discard, c)
+			}).ServeHTTP(w, r)
+			left <- struct{}{}
+			return
+		case "/stream", "/kept":
+			io.WriteString(w, "begin\n")
+			w.(http.Flusher).Flush()
+		}
+		begun <- struct{}{}
+		<-r.Context().Done()
+		left <- struct{}{}
+	}), options{change: func(c *Config) {
+		c.Judge = judgeFunc(func(_ context.Context, r Request) Verdict {
+			return Verdict{Allow: !closed.Load() || r.Target == "/kept", Target: r.Target, Reason: "not_listed"}
+		})
+	}})
+	for _, client := range []*http.Client{r.client, r.http1(t)} {
+		closed.Store(false)
+		waited := make(chan *http.Response, 1)
+		go func() {
+			res, err := client.Get(r.url("/wait"))
+			if err != nil {
+				t.Error(err)
+			}
+			waited <- res
+		}()
+		<-begun
+		var streams []*http.Response
+		for _, path := range []string{"/stream", "/kept"} {
+			res, err := client.Get(r.url(path))
+			if err != nil {
+				t.Fatal(err)
+			}
+			<-begun
+			streams = append(streams, res)
+		}
+		config, _ := websocket.NewConfig(strings.Replace(r.url("/tunnel"), "http", "ws", 1), "http://localhost/")
+		tunnel, err := websocket.NewClient(config, r.dial(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		<-begun
+
+		closed.Store(true)
+		start := time.Now()
+		r.proxy.Rejudge(context.Background())
+		if res := <-waited; res != nil {
+			if body := read(t, res); res.StatusCode != 403 || res.Header.Get("X-Berm-Deny") != "not_listed" {
+				t.Errorf("%d %s", res.StatusCode, body)
+			}
+		}
+		if b, err := io.ReadAll(streams[0].Body); err == nil {
+			t.Errorf("a stream went on to its end: %q", b)
+		}
+		if b, err := io.ReadAll(tunnel); err == nil && len(b) > 0 {
+			t.Errorf("a tunnel went on: %q", b)
+		}
+		for range 3 {
+			<-left
+		}
+		if d := time.Since(start); d > time.Second {
+			t.Errorf("it took %v", d)
+		}
+		select {
+		case <-left:
+			t.Error("a request that is still allowed was cut")
+		case <-time.After(20 * time.Millisecond):
+		}
+		streams[1].Body.Close()
+		<-left
+		tunnel.Close()
+	}
+	denied := 0
+	for i := range 8 {
+		if rec := r.last(t, i+1); rec.Reason == "not_listed" {
+			denied++
+		}
+	}
+	if denied != 6 {
+		t.Errorf("%d records tell of it: %+v", denied, r.records)
+	}
+}
+
+// TestProxyRejudgesAtOnce changes the policy while the judge answers.
+func TestProxyRejudgesAtOnce(t *testing.T) {
+	var r *rig
+	asked := 0
+	r = newRig(t, echo, options{change: func(c *Config) {
+		c.Judge = judgeFunc(func(_ context.Context, q Request) Verdict {
+			if asked++; asked == 1 {
+				r.proxy.Rejudge(context.Background())
+				return Verdict{Allow: true, Target: q.Target}
+			}
+			return Verdict{Reason: "not_listed"}
+		})
+	}})
+	if res, body := get(t, r.client, r.url("/")); res.StatusCode != 403 {
+		t.Errorf("%d %s", res.StatusCode, body)
 	}
 }
 
