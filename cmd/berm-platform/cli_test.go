@@ -577,7 +577,7 @@ func TestCopyPaths(t *testing.T) {
 func TestEveryCommandHasExamples(t *testing.T) {
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
-		if cmd.HasParent() && cmd.Runnable() && (cmd.Example == "" || cmd.Short == "") {
+		if cmd.HasParent() && cmd.Runnable() && !cmd.Hidden && (cmd.Example == "" || cmd.Short == "") {
 			t.Errorf("%s: example %q, short %q", cmd.CommandPath(), cmd.Example, cmd.Short)
 		}
 		for _, c := range cmd.Commands() {

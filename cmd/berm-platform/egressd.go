@@ -17,9 +17,10 @@ import (
 // newEgressCommand is the network service, which berm starts for itself.
 func newEgressCommand() *cobra.Command {
 	var resolvers []string
+	var shared bool
 	cmd := &cobra.Command{
 		Use:    egress.Command,
-		Short:  "Be the network service of a sandbox",
+		Short:  "Be the network service of sandboxes",
 		Hidden: true,
 		Args:   cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
@@ -50,10 +51,14 @@ func newEgressCommand() *cobra.Command {
 			if err != nil || !ok {
 				return berm.Errorf(berm.Invalid, "this command is started by berm")
 			}
+			if shared {
+				return s.Serve(owner)
+			}
 			s.Attend(owner)
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&resolvers, "resolver", nil, "resolver to ask, with its port")
+	cmd.Flags().StringArrayVar(&resolvers, egress.Resolver, nil, "resolver to ask, with its port")
+	cmd.Flags().BoolVar(&shared, egress.Shared, false, "serve many sandboxes, whose connections come over the first")
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
+	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
@@ -44,6 +45,15 @@ could not give. Of a sandbox that has ended, print how.`,
 			}
 			policy = &p
 		}
+		var network *client.NetworkPolicy // a sandbox without a network has none
+		if s.Exit == nil {
+			p, err := c.NetworkPolicy(cmd.Context(), id)
+			if err == nil {
+				network = &p
+			} else if kind := berm.KindOf(err); kind != berm.NotFound && kind != berm.Unsupported {
+				return err
+			}
+		}
 		s.AgentToken, s.TrafficToken = "", "" // secrets are for programs, not for screens
 		out := cmd.OutOrStdout()
 		if *asJSON {
@@ -51,12 +61,20 @@ could not give. Of a sandbox that has ended, print how.`,
 			if policy != nil {
 				object["policy"] = policy
 			}
+			if network != nil {
+				object["network"] = map[string]any{"revision": network.Revision, "policy": network.Document}
+			}
 			return cli.PrintJSON(out, object)
 		}
 		page := newPage(out)
 		page.sandbox(s)
 		if policy != nil {
 			page.policy(policy)
+		}
+		if network != nil {
+			if err := page.network(network); err != nil {
+				return err
+			}
 		}
 		return page.err
 	}
@@ -224,6 +242,19 @@ func (p *page) policy(v *berm.Policy) {
 			p.print("  " + p.style.Bad(terminal.Escape(d)) + "\n")
 		}
 	}
+}
+
+// network prints the policy as the lines of a policy file.
+func (p *page) network(n *client.NetworkPolicy) error {
+	document, err := policy.DecodeJSON("policy", n.Document)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "the network policy that the server told: %w", err)
+	}
+	p.heading("Network policy, revision " + terminal.Escape(n.Revision))
+	for line := range strings.Lines(string(document.YAML())) {
+		p.print("  " + terminal.Escape(strings.TrimRight(line, "\n")) + "\n")
+	}
+	return nil
 }
 
 func limit[N int64 | float64](n N, text func(N) string) string {

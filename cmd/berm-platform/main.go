@@ -31,6 +31,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 		newLogsCommand(),
 		newMetricsCommand(),
 		newInspectCommand(),
+		newNetCommand(),
 	}
 	machine = []*cobra.Command{
 		newServeCommand(),

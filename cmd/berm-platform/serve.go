@@ -51,6 +51,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.BoolVar(&c.RequireLimits, "require-limits", os.Geteuid() == 0, "refuse a sandbox when this host cannot enforce a limit that its\ntemplate has by default; otherwise it is made without that limit,\nand says so (default: true as root, false as another user)")
 	flags.Lookup("require-limits").DefValue = "" // it depends on who asks
 	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace,\ngvisor or microvm")
+	flags.StringVar(&c.DefaultEgress, "e2b-default-egress", serve.EgressPublic, "what a sandbox may reach when its creator says nothing: public,\nthe public internet as with E2B, or deny")
+	flags.StringArrayVar(&c.Open, "open", nil, "range of special addresses that network policies may name, such as\n10.1.0.0/16; may be repeated")
+	flags.StringArrayVar(&c.Resolvers, "resolver", nil, "resolver that names are asked of, ADDRESS:PORT; may be repeated\n(default: those of /etc/resolv.conf)")
 	flags.StringVar(&c.Domain, "domain", "", "domain under which sandboxes have host names, PORT-ID.DOMAIN")
 	flags.StringVar(&c.TLSCert, "tls-cert", "", "certificate for --domain and *.DOMAIN, PEM; TLS is then served\non the same port")
 	flags.StringVar(&c.TLSKey, "tls-key", "", "key of the certificate, PEM")
@@ -97,6 +100,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		c.BootstrapKey = os.Getenv("BERM_BOOTSTRAP_KEY")
 		c.MaxLimits = hostLimits()
 		c.Out = cmd.OutOrStdout()
+		c.Program = func() (*os.File, error) { return os.Open("/proc/self/exe") }
 
 		data, err := filepath.Abs(c.Data)
 		if err != nil {

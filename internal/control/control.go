@@ -61,6 +61,7 @@ type Config struct {
 	// host cannot enforce. Otherwise it is made without, and tells so. A limit that the
 	// request names is never left out.
 	RequireLimits bool
+	Egress        Egress
 	// SampleEvery is the time between two metrics samples.
 	SampleEvery time.Duration
 }
@@ -156,6 +157,9 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 		return nil
 	}
 	s.handle, s.agent = handle, status.Agent
+	if s.info.Policy != nil {
+		s.online = newOnline()
+	}
 	s.info.State = berm.Running
 	if status.State == berm.Paused {
 		s.info.State = berm.Paused
@@ -170,6 +174,13 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	m.mu.Unlock()
 	m.work.Go(s.watch)
 	m.work.Go(s.sample)
+	switch {
+	case s.online == nil:
+	case m.Egress.Service == nil:
+		m.Log.Error("a sandbox has no network any more", "sandbox", stored.ID, "reason", m.Egress.Missing)
+	default:
+		m.work.Go(s.keepOnline)
+	}
 	return nil
 }
 
@@ -213,6 +224,11 @@ func (m *Manager) Close() {
 		s.mu.Unlock()
 	}
 	m.work.Wait()
+	var group errgroup.Group
+	for _, s := range sessions {
+		group.Go(func() error { s.offline(); return nil })
+	}
+	_ = group.Wait() // none fails
 	for _, s := range sessions {
 		_ = s.handle.Close()
 	}

@@ -41,6 +41,10 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err != nil {
 		return Sandbox{}, err
 	}
+	allowed, err := m.compile(r.Network, r.Internet)
+	if err != nil {
+		return Sandbox{}, err
+	}
 	step("template")
 	if err := m.reserve(); err != nil {
 		return Sandbox{}, err
@@ -105,6 +109,13 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 	}
+	if spec.Link {
+		if err := s.goOnline(ctx, allowed); err != nil {
+			return Sandbox{}, err
+		}
+		cu.Add(s.offline)
+		step("network")
+	}
 	s.become(berm.Running)
 	if err := s.trySave(); err != nil {
 		return Sandbox{}, err
@@ -122,6 +133,9 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		s.watch()
 	})
 	m.work.Go(s.sample)
+	if s.online != nil {
+		m.work.Go(s.keepOnline)
+	}
 	step("save")
 	info := m.withTokens(s.snapshot())
 	info.Steps = steps

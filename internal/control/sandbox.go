@@ -10,6 +10,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/network/policy"
 )
 
 // Sandbox is what is known of one sandbox at one moment. It is also the form in
@@ -30,8 +31,9 @@ type Sandbox struct {
 	OnDeadline    berm.OnDeadline   `json:"onDeadline"`
 	AutoResume    bool              `json:"autoResume"`
 	Secure        bool              `json:"secure"`
-	Internet      *bool             `json:"internet,omitempty"` // as asked for; no level has a network yet
+	Internet      *bool             `json:"internet,omitempty"` // as asked for
 	Network       Network           `json:"network"`
+	Policy        *Policy           `json:"policy,omitempty"` // of its network; nil when it has no link
 	Metadata      map[string]string `json:"metadata,omitempty"`
 	MCP           json.RawMessage   `json:"mcp,omitempty"`
 	Owner         audit.Actor       `json:"owner"`
@@ -50,12 +52,15 @@ type Step struct {
 	Took time.Duration
 }
 
-// Network is how traffic reaches a sandbox.
+// Network is how traffic reaches a sandbox and leaves it, as E2B's fields have it.
 type Network struct {
 	Private    bool     `json:"private,omitempty"`    // requests need the traffic token
 	MaskHost   string   `json:"maskHost,omitempty"`   // Host shown to the sandbox; ${PORT} is replaced
 	HTTPSPorts []uint16 `json:"httpsPorts,omitempty"` // ports that speak TLS inside
-	DenyOut    []string `json:"denyOut,omitempty"`    // as asked for; everything is denied anyway
+	AllowOut   []string `json:"allowOut,omitempty"`
+	DenyOut    []string `json:"denyOut,omitempty"`
+	// Transforms are headers for requests to names. They cannot be honoured yet.
+	Transforms map[string][]policy.E2BTransform `json:"-"`
 }
 
 // CreateRequest is what a client may choose about a new sandbox.
@@ -113,7 +118,7 @@ func (m *Manager) check(r *CreateRequest) error {
 	if len(r.MCP) > maxPairSize {
 		return berm.Errorf(berm.Invalid, "mcp is limited to %d bytes", maxPairSize)
 	}
-	if len(r.Network.DenyOut) > maxPairs || len(r.Network.HTTPSPorts) > maxPairs {
+	if len(r.Network.DenyOut) > maxPairs || len(r.Network.AllowOut) > maxPairs || len(r.Network.HTTPSPorts) > maxPairs {
 		return berm.Errorf(berm.Invalid, "lists of network are limited to %d entries", maxPairs)
 	}
 	for name := range r.Env {
@@ -164,7 +169,7 @@ func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) (berm.S
 	maps.Copy(env, r.Env)
 	spec := berm.Spec{
 		ID: id, Level: level, Layers: t.Layers, Hostname: string(id),
-		Limits: limits, Degraded: without, Setuid: t.Setuid,
+		Limits: limits, Degraded: without, Setuid: t.Setuid, Link: m.Egress.Service != nil,
 		Deadline: now.Add(r.Timeout), OnDeadline: r.OnDeadline,
 		Guest: berm.GuestConfig{
 			SandboxID: id, TemplateID: t.ID, Env: env, User: t.User, Workdir: t.Workdir, Timestamp: now,

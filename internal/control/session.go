@@ -30,6 +30,7 @@ type session struct {
 
 	saving sync.Mutex    // two saves must not overtake each other
 	gone   chan struct{} // closed when nothing is left of the sandbox
+	online *online       // nil for a sandbox without a link
 }
 
 func newSession(m *Manager) *session {
@@ -242,7 +243,13 @@ func (s *session) kill(ctx context.Context, actor audit.Actor) error {
 	s.mu.Unlock()
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	offline := make(chan struct{})
+	go func() {
+		defer close(offline)
+		s.offline()
+	}()
 	exit, err := s.current().Kill(ctx, berm.ReasonKilled)
+	<-offline
 	if err != nil {
 		s.m.Log.Error("killing a sandbox failed, trying again", "sandbox", s.info.ID, "error", err)
 		s.m.work.Go(func() { s.bury(berm.Exit{Reason: berm.ReasonKilled, Code: -1, At: time.Now().UTC()}) })
@@ -261,6 +268,7 @@ func (s *session) ended(exit berm.Exit) {
 	}
 	s.become(berm.Killed)
 	s.mu.Unlock()
+	s.offline()
 	s.bury(exit)
 }
 

@@ -45,7 +45,7 @@ func run(t *testing.T, change ...func(*Config)) *instance {
 	t.Helper()
 	i := &instance{t: t, out: &enginetest.Log{}, done: make(chan error, 1)}
 	i.config = Config{
-		Listen: "127.0.0.1:0", Data: t.TempDir(), MaxTimeout: time.Hour, Templates: enginetest.Templates{},
+		Listen: "127.0.0.1:0", Data: t.TempDir(), DefaultEgress: EgressPublic, MaxTimeout: time.Hour, Templates: enginetest.Templates{},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Out: i.out,
 		Drivers: func() ([]berm.Driver, error) { return []berm.Driver{driver{&enginetest.Engine{}}}, nil },
 	}

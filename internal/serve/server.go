@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -46,7 +47,14 @@ type Config struct {
 	// RequireLimits refuses a sandbox of a template whose limits the host cannot enforce.
 	RequireLimits bool
 	Level         berm.Level
-	IDs           berm.IDRange
+	// DefaultEgress is what a sandbox may reach when its creator says nothing: EgressPublic
+	// or EgressDeny.
+	DefaultEgress string
+	Open          []string // ranges of special addresses that network policies may name
+	Resolvers     []string // ADDRESS:PORT that names are asked of; none: those of the host
+	// Program opens the program that has the network service.
+	Program func() (*os.File, error)
+	IDs     berm.IDRange
 	// Claims keeps IDs apart from those of other servers of this machine; nil does not.
 	Claims *claim.File
 
@@ -59,6 +67,12 @@ type Config struct {
 	Out  io.Writer // for what a person must read, once
 }
 
+// What a sandbox may reach when its creator says nothing.
+const (
+	EgressPublic = "public" // the public internet, as with E2B
+	EgressDeny   = "deny"
+)
+
 const (
 	headerTime = 10 * time.Second // to send a request's header, or a TLS handshake
 	maxHeader  = 64 << 10         // bytes of a request's header
@@ -69,6 +83,9 @@ const (
 
 // Run serves until ctx ends. Sandboxes live on.
 func Run(ctx context.Context, c Config) error {
+	if err := c.checkEgress(); err != nil {
+		return err
+	}
 	cu := cleanup.Make()
 	defer cu.Clean()
 
@@ -124,10 +141,12 @@ func Run(ctx context.Context, c Config) error {
 	}
 	cu.Add(func() { _ = listener.Close() }) // the HTTP server has closed it already
 
+	egress, stopEgress := c.egress(engine.Probe(ctx))
+	cu.Add(stopEgress)
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
-		SampleEvery: 5 * time.Second,
+		Egress: egress, SampleEvery: 5 * time.Second,
 	})
 	if err := sessions.Start(ctx); err != nil {
 		return err

@@ -89,6 +89,9 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/openapi.yaml", handle: (*API).openAPI, open: true},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: ofSandbox((*API).inspect)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: ofSandbox((*API).policy)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).networkPolicy)},
+	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).setNetworkPolicy)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/log", handle: ofSandbox((*API).networkLog)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},
 	{method: "POST", path: "/sandboxes/{sandboxID}/snapshots", lacking: "snapshots"},
@@ -178,7 +181,7 @@ const bodyTime = 30 * time.Second
 func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Access-Control-Allow-Origin", "*")
-	h.Set("Access-Control-Expose-Headers", "X-Next-Token, X-Total-Running, X-E2B-Trace-ID, Retry-After")
+	h.Set("Access-Control-Expose-Headers", "X-Next-Token, X-Total-Running, X-E2B-Trace-ID, Retry-After, ETag")
 	h.Set("X-Content-Type-Options", "nosniff")
 	if r.Method == http.MethodOptions {
 		h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, PATCH, DELETE, OPTIONS")

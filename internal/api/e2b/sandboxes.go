@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math"
 	"net/http"
-	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -38,44 +37,6 @@ type newSandbox struct {
 	} `json:"berm"`
 }
 
-type network struct {
-	AllowOut    []string                   `json:"allowOut,omitempty"`
-	DenyOut     []string                   `json:"denyOut,omitempty"`
-	Public      *bool                      `json:"allowPublicTraffic,omitempty"`
-	MaskHost    string                     `json:"maskRequestHost,omitempty"`
-	HTTPSPorts  []uint16                   `json:"httpsPorts,omitempty"`
-	DNSServers  []string                   `json:"dnsServers,omitempty"`
-	EgressProxy *map[string]any            `json:"egressProxy,omitempty"`
-	Rules       map[string]json.RawMessage `json:"rules,omitempty"`
-	Internet    *bool                      `json:"allow_internet_access,omitempty"` // in updates only
-}
-
-// check refuses what no level can do yet. There is no network in a sandbox, so
-// whatever is to be denied is, and whatever is to be allowed cannot be.
-func (n *network) check() error {
-	for _, cidr := range n.DenyOut {
-		if _, err := netip.ParsePrefix(cidr); err != nil {
-			if _, err := netip.ParseAddr(cidr); err != nil {
-				return invalid("denyOut takes IP addresses and CIDR blocks, not %q", cidr)
-			}
-		}
-	}
-	lacking := func(what string) error {
-		return berm.Errorf(berm.Unsupported, "This version of Berm does not have %s: sandboxes have no network but loopback", what)
-	}
-	switch {
-	case len(n.AllowOut) > 0:
-		return lacking("network.allowOut")
-	case len(n.DNSServers) > 0:
-		return lacking("network.dnsServers")
-	case n.EgressProxy != nil:
-		return lacking("network.egressProxy")
-	case len(n.Rules) > 0:
-		return lacking("network.rules")
-	}
-	return nil
-}
-
 type sandbox struct {
 	SandboxID    berm.SandboxID  `json:"sandboxID"`
 	TemplateID   berm.TemplateID `json:"templateID"`
@@ -91,20 +52,27 @@ type sandbox struct {
 // additions is what Berm tells beyond E2B.
 type additions struct {
 	Level   berm.Level `json:"level"`
-	Network string     `json:"network"` // what the sandbox can reach: "none"
+	Network string     `json:"network"` // what the sandbox can reach, in a word
+	// DefaultEgress is what this server lets a sandbox reach when its creator says nothing:
+	// "public" or "deny".
+	DefaultEgress string `json:"e2bDefaultEgress"`
 	// Degraded is what the host could not give, with the reason.
 	Degraded []string `json:"degraded,omitempty"`
 }
 
-func toAdditions(s control.Sandbox) additions {
-	return additions{Level: s.Level, Network: "none", Degraded: s.Degraded}
+func (a *API) additions(s control.Sandbox) additions {
+	egress := "deny"
+	if a.Sessions.Egress.Service != nil && a.Sessions.Egress.Public {
+		egress = "public"
+	}
+	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {
 	return sandbox{
 		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID, EnvdVersion: berm.AgentVersion,
 		AccessToken: s.AccessToken, TrafficToken: s.TrafficToken, Domain: a.Domain,
-		Berm: toAdditions(s),
+		Berm: a.additions(s),
 	}
 }
 
@@ -137,7 +105,7 @@ func (a *API) toListed(s control.Sandbox) listed {
 		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID,
 		StartedAt: s.StartedAt, EndAt: s.EndAt, State: s.State,
 		CPUCount: int64(math.Ceil(s.Limits.CPU)), MemoryMB: s.Limits.Memory >> 20, DiskSizeMB: s.Limits.Disk >> 20,
-		EnvdVersion: berm.AgentVersion, Metadata: s.Metadata, Berm: toAdditions(s),
+		EnvdVersion: berm.AgentVersion, Metadata: s.Metadata, Berm: a.additions(s),
 	}
 }
 
@@ -205,12 +173,8 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 		return noDiskOnlyPause()
 	}
 	if in.Network != nil {
-		if err := in.Network.check(); err != nil {
+		if request.Network, err = in.Network.fields(); err != nil {
 			return err
-		}
-		request.Network = control.Network{
-			Private:  in.Network.Public != nil && !*in.Network.Public,
-			MaskHost: in.Network.MaskHost, HTTPSPorts: in.Network.HTTPSPorts, DenyOut: in.Network.DenyOut,
 		}
 	}
 	switch {
@@ -297,10 +261,7 @@ func (a *API) get(w http.ResponseWriter, r *http.Request, id berm.SandboxID) err
 	if s.State == berm.Paused {
 		d.PauseMode = "full"
 	}
-	if n := s.Network; n.Private || n.MaskHost != "" || n.HTTPSPorts != nil || n.DenyOut != nil {
-		public := !n.Private
-		d.Network = &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, DenyOut: n.DenyOut}
-	}
+	d.Network = toNetwork(s.Network)
 	return answer(w, http.StatusOK, d)
 }
 
@@ -340,23 +301,6 @@ func (a *API) refresh(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 		return invalid("duration must be from 0 to 3600")
 	}
 	if err := a.Sessions.Refresh(r.Context(), id, time.Duration(in.Duration)*time.Second, actor(r)); err != nil {
-		return err
-	}
-	w.WriteHeader(http.StatusNoContent)
-	return nil
-}
-
-// setNetwork replaces the rules for traffic out of a sandbox. All of it is denied
-// whatever they say, so there is nothing to change; what asks for more is refused.
-func (a *API) setNetwork(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
-	var in network
-	if err := decode(w, r, &in); err != nil {
-		return err
-	}
-	if err := in.check(); err != nil {
-		return err
-	}
-	if _, err := a.Sessions.Get(r.Context(), id); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)

@@ -37,11 +37,43 @@ func newStats(sessions *control.Manager) *stats {
 		s.requests, s.seconds,
 		gauge("berm_sandboxes_running", "Sandboxes that run.", func() int { running, _ := sessions.Running(); return running }),
 		gauge("berm_sandboxes", "Sandboxes that exist, paused ones too.", func() int { _, all := sessions.Running(); return all }),
+		traffic{sessions},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
 	s.handler = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
 	return s
+}
+
+// traffic shows what each living sandbox did on networks. Its series end with the sandbox.
+type traffic struct{ sessions *control.Manager }
+
+var (
+	trafficBytes = prometheus.NewDesc("berm_sandbox_network_bytes_total", "Bytes of a sandbox's flows that ended, by direction as the sandbox sees it.",
+		[]string{"sandbox", "direction"}, nil)
+	trafficFlows = prometheus.NewDesc("berm_sandbox_network_flows_total", "Flows of a sandbox that ended or were denied.",
+		[]string{"sandbox", "action"}, nil)
+	trafficQueries = prometheus.NewDesc("berm_sandbox_network_denied_queries_total", "Names that a sandbox asked for and was denied.",
+		[]string{"sandbox"}, nil)
+)
+
+func (traffic) Describe(out chan<- *prometheus.Desc) {
+	out <- trafficBytes
+	out <- trafficFlows
+	out <- trafficQueries
+}
+
+func (t traffic) Collect(out chan<- prometheus.Metric) {
+	for id, n := range t.sessions.Traffic() {
+		tell := func(what *prometheus.Desc, value float64, labels ...string) {
+			out <- prometheus.MustNewConstMetric(what, prometheus.CounterValue, value, append([]string{string(id)}, labels...)...)
+		}
+		tell(trafficBytes, float64(n.Up), "up")
+		tell(trafficBytes, float64(n.Down), "down")
+		tell(trafficFlows, float64(n.Allowed), "allow")
+		tell(trafficFlows, float64(n.Denied), "deny")
+		tell(trafficQueries, float64(n.DeniedQueries))
+	}
 }
 
 func (s *stats) observe(rt route, code int, took time.Duration) {

@@ -343,8 +343,16 @@ func (h *handle) Policy(context.Context) (policy berm.Policy, err error) {
 	return policy, err
 }
 
-func (h *handle) Link(context.Context) (*os.File, error) {
-	return nil, berm.Errorf(berm.Unsupported, "no link")
+// Link returns a file that stands for the link of a sandbox that was made with one.
+func (h *handle) Link(context.Context) (link *os.File, err error) {
+	err = h.in("Link", func() error {
+		if !h.spec.Link {
+			return berm.Errorf(berm.Unsupported, "sandbox %s was made without a link", h.id)
+		}
+		link, err = os.Open(os.DevNull)
+		return err
+	})
+	return link, err
 }
 
 func (h *handle) Events(ctx context.Context) (<-chan berm.Status, error) {

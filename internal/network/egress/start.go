@@ -26,6 +26,9 @@ const serviceID = 0x70000000 - 2*berm.IDsPerSandbox
 // theirs.
 const Shared = "shared"
 
+// Resolver is the flag that names a resolver, with its port.
+const Resolver = "resolver"
+
 // Start starts a service for one sandbox and returns the connection to it. The service ends
 // with the connection. program is opened executable that has the command.
 func Start(program *os.File) (*net.UnixConn, error) {

@@ -1,0 +1,120 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/client"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newNetCommand() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "net",
+		Short: "See what sandboxes do on networks",
+	}
+	cmd.AddCommand(newNetLogCommand())
+	return cmd
+}
+
+func newNetLogCommand() *cobra.Command {
+	var follow bool
+	cmd := serverCommand(&cobra.Command{
+		Use:   "log SANDBOX",
+		Short: "Print the flows of a sandbox and what was denied",
+		Long: `Print the flows of a sandbox that ended, what was denied with the reason, and names that
+were not resolved: the last thousand while the server runs. --follow goes on until the
+sandbox ends. The server's audit log has all of them, for good.`,
+		Example: `  berm net log i0abcdefghijklmnopqrs
+  berm net log --follow i0abcdefghijklmnopqrs
+  berm net log --json i0abcdefghijklmnopqrs | jq -r 'select(.action == "deny").reason'`,
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
+		ValidArgsFunction: completeSandboxes(),
+	})
+	asJSON := cmd.Flags().Bool("json", false, "print one JSON object a line")
+	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on printing what comes")
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		c, id, err := serverAndSandbox(cmd, args[0])
+		if err != nil {
+			return err
+		}
+		ctx, out := cmd.Context(), cmd.OutOrStdout()
+		style := terminal.StyleFor(out)
+		for after, first := uint64(0), true; ; first = false {
+			events, err := c.NetworkLog(ctx, id, after)
+			switch {
+			case berm.KindOf(err) == berm.NotFound && !first: // it ended
+				return nil
+			case err != nil:
+				return quietOnInterrupt(ctx, err)
+			}
+			if len(events) > 0 && !first && events[0].Seq > after+1 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "%d events came too fast; the audit log has them\n", events[0].Seq-after-1)
+			}
+			for _, e := range events {
+				if after = e.Seq; *asJSON {
+					err = cli.PrintJSONLine(out, e)
+				} else {
+					err = printFlow(out, style, e)
+				}
+				if err != nil {
+					return err
+				}
+			}
+			if !follow || !sleep(ctx, pollInterval) {
+				return nil
+			}
+		}
+	}
+	return cmd
+}
+
+// printFlow prints one event. Names in it are the sandbox's choice.
+func printFlow(w io.Writer, style terminal.Style, e client.FlowEvent) error {
+	to := e.Name
+	if to == "" {
+		to = e.Address
+	}
+	if e.Port != 0 {
+		to = net.JoinHostPort(to, strconv.Itoa(int(e.Port)))
+	}
+	action := fmt.Sprintf("%-5s", terminal.Escape(e.Action))
+	if e.Action != "allow" {
+		action = style.Bad(action)
+	}
+	what := e.Protocol
+	if e.Kind == "dns" {
+		what = "dns"
+	}
+	line := style.Dim(e.Time.Local().Format("2006-01-02 15:04:05.000")) + " " + action + " " + fmt.Sprintf("%-4s", terminal.Escape(what)) + terminal.Escape(to)
+	add := func(name, value string) {
+		if value != "" {
+			line += " " + style.Dim(name+"="+terminal.Escape(value))
+		}
+	}
+	add("reason", e.Reason)
+	add("rule", e.Rule)
+	if e.Action == "allow" {
+		if e.Name != "" {
+			add("address", e.Address)
+		}
+		add("up", cli.Size(e.Up))
+		add("down", cli.Size(e.Down))
+		add("took", time.Duration(e.Seconds*float64(time.Second)).Round(time.Millisecond).String())
+	}
+	if e.Count > 1 {
+		add("times", strconv.Itoa(e.Count))
+	}
+	if e.Detail != "" {
+		line += " " + terminal.Escape(e.Detail)
+	}
+	_, err := fmt.Fprintln(w, line)
+	return err
+}

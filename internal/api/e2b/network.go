@@ -1,0 +1,162 @@
+package e2b
+
+import (
+	"errors"
+	"math"
+	"mime"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/network/policy"
+)
+
+type network struct {
+	AllowOut    []string               `json:"allowOut,omitempty"`
+	DenyOut     []string               `json:"denyOut,omitempty"`
+	Public      *bool                  `json:"allowPublicTraffic,omitempty"`
+	MaskHost    string                 `json:"maskRequestHost,omitempty"`
+	HTTPSPorts  []uint16               `json:"httpsPorts,omitempty"`
+	DNSServers  []string               `json:"dnsServers,omitempty"`
+	EgressProxy *map[string]any        `json:"egressProxy,omitempty"`
+	Rules       map[string][]transform `json:"rules,omitempty"`
+	Internet    *bool                  `json:"allow_internet_access,omitempty"` // in updates only
+}
+
+type transform struct {
+	Transform struct {
+		Headers map[string]string `json:"headers"`
+	} `json:"transform"`
+}
+
+// fields makes control's form, which is judged there, and refuses what no version has.
+func (n *network) fields() (control.Network, error) {
+	lacking := func(what string) (control.Network, error) {
+		return control.Network{}, berm.Errorf(berm.Unsupported, "This version of Berm does not have %s", what)
+	}
+	switch {
+	case len(n.DNSServers) > 0:
+		return lacking("network.dnsServers: names are resolved by the server's own resolvers")
+	case n.EgressProxy != nil:
+		return lacking("network.egressProxy")
+	}
+	fields := control.Network{
+		Private: n.Public != nil && !*n.Public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts,
+		AllowOut: n.AllowOut, DenyOut: n.DenyOut,
+	}
+	if n.Rules != nil {
+		fields.Transforms = map[string][]policy.E2BTransform{}
+	}
+	for domain, list := range n.Rules {
+		transforms := make([]policy.E2BTransform, len(list))
+		for i, t := range list {
+			transforms[i].Headers = t.Transform.Headers
+		}
+		fields.Transforms[domain] = transforms
+	}
+	return fields, nil
+}
+
+// toNetwork is what a sandbox's creator, or the last update, said of its network; nil for
+// nothing.
+func toNetwork(n control.Network) *network {
+	if !n.Private && n.MaskHost == "" && n.HTTPSPorts == nil && n.AllowOut == nil && n.DenyOut == nil {
+		return nil
+	}
+	public := !n.Private
+	return &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, AllowOut: n.AllowOut, DenyOut: n.DenyOut}
+}
+
+// setNetwork replaces the rules for traffic out of a sandbox: what the update does not say
+// is as in a create that does not say it.
+func (a *API) setNetwork(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	var in network
+	if err := decode(w, r, &in); err != nil {
+		return err
+	}
+	fields, err := in.fields()
+	if err != nil {
+		return err
+	}
+	if err := a.Sessions.SetNetwork(r.Context(), id, fields, in.Internet, actor(r)); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
+// networkPolicy returns the network policy in force as the document that setNetworkPolicy
+// takes, with its revision as the entity tag.
+func (a *API) networkPolicy(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	s, err := a.Sessions.Inspect(r.Context(), id)
+	if err != nil {
+		return err
+	}
+	if s.Policy == nil {
+		return berm.Errorf(berm.NotFound, "sandbox %s has no network policy: it has no network but loopback", id)
+	}
+	document, kind := []byte(s.Policy.Document), "application/json"
+	if strings.Contains(r.Header.Get("Accept"), "yaml") {
+		p, err := policy.DecodeJSON("policy", document)
+		if err != nil {
+			return berm.Errorf(berm.Internal, "stored policy of sandbox %s: %w", id, err)
+		}
+		document, kind = p.YAML(), "application/yaml"
+	}
+	w.Header().Set("Content-Type", kind)
+	w.Header().Set("ETag", entityTag(s.Policy.Revision))
+	_, _ = w.Write(document)
+	return nil
+}
+
+func entityTag(revision int) string { return `"` + strconv.Itoa(revision) + `"` }
+
+// setNetworkPolicy replaces the network policy by a document in JSON or YAML. With If-Match
+// it does so only if nobody else did since the document was read.
+func (a *API) setNetworkPolicy(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	body, err := readBody(w, r)
+	if err != nil {
+		return err
+	}
+	decode := policy.DecodeJSON
+	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); strings.HasSuffix(kind, "yaml") {
+		decode = policy.DecodeYAML
+	}
+	p, err := decode("policy", body)
+	if err != nil {
+		return err
+	}
+	revision := 0
+	if match := r.Header.Get("If-Match"); match != "" && match != "*" {
+		if revision, err = strconv.Atoi(strings.Trim(match, `"`)); err != nil || match != entityTag(revision) || revision < 1 {
+			return &httpError{http.StatusPreconditionFailed, "", "If-Match is no entity tag of this policy"}
+		}
+	}
+	revision, warnings, err := a.Sessions.SetPolicy(r.Context(), id, p, revision, actor(r))
+	if errors.Is(err, control.ErrPolicyChanged) {
+		return &httpError{http.StatusPreconditionFailed, "", err.Error()}
+	}
+	if err != nil {
+		return err
+	}
+	if warnings == nil {
+		warnings = []string{}
+	}
+	w.Header().Set("ETag", entityTag(revision))
+	return answer(w, http.StatusOK, map[string]any{"revision": revision, "warnings": warnings})
+}
+
+// networkLog returns flows, denials and denied queries of a sandbox after the number given.
+func (a *API) networkLog(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	after, err := queryInt(r, "after", 0, 0, math.MaxInt64-1)
+	if err != nil {
+		return err
+	}
+	events, err := a.Sessions.NetworkLog(id, uint64(after))
+	if err != nil {
+		return err
+	}
+	return answer(w, http.StatusOK, map[string]any{"events": events})
+}

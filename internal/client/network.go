@@ -1,0 +1,63 @@
+package client
+
+import (
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// NetworkPolicy is what a sandbox may reach.
+type NetworkPolicy struct {
+	Revision string
+	Document json.RawMessage
+}
+
+// NetworkPolicy returns the network policy in force. NotFound when the sandbox has no
+// network, or its server no such policies.
+func (c *Client) NetworkPolicy(ctx context.Context, id berm.SandboxID) (NetworkPolicy, error) {
+	var p NetworkPolicy
+	got, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/network", nil, nil, &p.Document)
+	if err != nil {
+		return NetworkPolicy{}, err
+	}
+	p.Revision, err = strconv.Unquote(got.header.Get("ETag"))
+	if err != nil {
+		return NetworkPolicy{}, berm.Errorf(berm.Internal, "%s tells no revision of the policy", c.base.Host)
+	}
+	return p, nil
+}
+
+// FlowEvent is a flow out of a sandbox that ended or was denied, or a name that was not
+// resolved.
+type FlowEvent struct {
+	Seq      uint64    `json:"seq"`
+	Time     time.Time `json:"time"`
+	Kind     string    `json:"kind"` // flow or dns
+	Name     string    `json:"name,omitempty"`
+	Address  string    `json:"address,omitempty"`
+	Port     uint16    `json:"port,omitempty"`
+	Protocol string    `json:"protocol,omitempty"`
+	Action   string    `json:"action"` // allow or deny
+	Rule     string    `json:"rule,omitempty"`
+	Reason   string    `json:"reason,omitempty"`
+	Detail   string    `json:"detail,omitempty"`
+	Up       int64     `json:"up,omitempty"`
+	Down     int64     `json:"down,omitempty"`
+	Seconds  float64   `json:"seconds,omitempty"`
+	Count    int       `json:"count,omitempty"`
+	Revision string    `json:"revision,omitempty"`
+}
+
+// NetworkLog returns what a sandbox did on networks after the event of that number, oldest
+// first.
+func (c *Client) NetworkLog(ctx context.Context, id berm.SandboxID, after uint64) ([]FlowEvent, error) {
+	var log struct{ Events []FlowEvent }
+	query := url.Values{"after": {strconv.FormatUint(after, 10)}}
+	_, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/network/log", query, nil, &log)
+	return log.Events, err
+}

@@ -1,0 +1,476 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/policy"
+)
+
+// Egress is how sandboxes reach networks.
+type Egress struct {
+	// Service carries what they send; nil when this host cannot have it.
+	Service Service
+	// Missing says why there is no Service.
+	Missing string
+	// Public lets a sandbox reach the public internet when its creator says nothing, as E2B
+	// does; else it reaches nothing then.
+	Public bool
+	// Open are ranges of special addresses that policies may name.
+	Open []string
+}
+
+// Service is the network service.
+type Service interface {
+	// Attach gives it a sandbox's link, which the caller keeps a descriptor of, and the policy
+	// for it. What happens is told to events.
+	Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (Link, []string, error)
+}
+
+// Link is a sandbox's link in the hands of the service; see egress.Link.
+type Link interface {
+	Set(ctx context.Context, p egress.Policy) (warnings []string, err error)
+	Done() <-chan struct{}
+	Finish(ctx context.Context)
+}
+
+// Policy is what a sandbox may reach. It is replaced and never changed.
+type Policy struct {
+	Reach    string          `json:"reach"`    // in a word: ReachPublic, ReachRules or ReachNothing
+	Revision int             `json:"revision"` // counts the changes
+	Document json.RawMessage `json:"document"` // as policy.DecodeJSON reads it
+}
+
+// What a sandbox can reach, in a word.
+const (
+	ReachPublic  = "public"  // the public internet
+	ReachRules   = "rules"   // what the rules of its policy say
+	ReachNothing = "nothing" // nothing, until its policy is changed
+	ReachNone    = "none"    // nothing: it has no link
+)
+
+// Reach is what the sandbox can reach, in a word.
+func (s *Sandbox) Reach() string {
+	if s.Policy == nil {
+		return ReachNone
+	}
+	return s.Policy.Reach
+}
+
+func newPolicy(p *policy.Policy, revision int) (*Policy, error) {
+	document, err := json.Marshal(p)
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "network policy: %w", err)
+	}
+	reach := ReachNothing
+	switch {
+	case len(p.Rules) > 0:
+		reach = ReachRules
+	case p.Default == policy.AllowPublic:
+		reach = ReachPublic
+	}
+	return &Policy{Reach: reach, Revision: revision, Document: document}, nil
+}
+
+func (p *Policy) order() egress.Policy {
+	return egress.Policy{JSON: p.Document, Source: "policy", Revision: strconv.Itoa(p.Revision)}
+}
+
+// compile makes a policy of E2B's fields, and refuses what this server cannot do.
+func (m *Manager) compile(n Network, internet *bool) (*policy.Policy, error) {
+	p, _, err := policy.FromE2B(policy.E2B{AllowOut: n.AllowOut, DenyOut: n.DenyOut, AllowInternet: internet, Rules: n.Transforms}, m.Egress.Public)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(n.Transforms) > 0:
+		return nil, berm.Errorf(berm.Unsupported, "This version of Berm does not have network.rules: it cannot change requests on their way")
+	case m.Egress.Service == nil && len(n.AllowOut) > 0:
+		return nil, m.noNetwork("network.allowOut")
+	}
+	return p, nil
+}
+
+// noNetwork refuses what needs a network.
+func (m *Manager) noNetwork(what string) error {
+	missing := m.Egress.Missing
+	if missing == "" {
+		missing = "this server has no network service"
+	}
+	return berm.Errorf(berm.Unsupported, "%s cannot be honoured: sandboxes of this server have no network but loopback: %s", what, missing).
+		WithHint("berm doctor --fix-hints, on that host, says how to get it")
+}
+
+const (
+	attachTime = 10 * time.Second
+	// finishTime bounds how long the end of a sandbox waits for what the service has to tell.
+	finishTime = time.Second
+	// Denials for which a sandbox gets records of their own; of the others the next record
+	// tells the number. A sandbox can be denied as often as it likes.
+	denialsPerSecond = 50
+	denialsAtOnce    = 500
+	// maxFlows is how many flows and denials of a sandbox are kept for NetworkLog.
+	maxFlows = 1000
+)
+
+// FlowEvent is a flow, a denial or a query that the network service told of.
+type FlowEvent struct {
+	Seq uint64 `json:"seq"` // counts the events of the sandbox while this server runs
+	egress.Event
+}
+
+// Traffic counts what a sandbox did on networks while this server runs.
+type Traffic struct {
+	Up, Down                       int64 // bytes of flows that ended
+	Allowed, Denied, DeniedQueries uint64
+}
+
+// online is the network of one sandbox.
+type online struct {
+	// setting is held while the policy changes or the link is attached, so that the policy
+	// of the session is the one in force.
+	setting sync.Mutex
+
+	mu      sync.Mutex
+	link    Link // nil while the service does not have it
+	traffic Traffic
+	flows   []FlowEvent
+	seq     uint64
+	denials *rate.Limiter
+	untold  int
+
+	over chan struct{} // closed when the sandbox ends
+	once sync.Once
+}
+
+func newOnline() *online {
+	return &online{over: make(chan struct{}), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce)}
+}
+
+// goOnline gives a new sandbox its network, with the first policy.
+func (s *session) goOnline(ctx context.Context, p *policy.Policy) (err error) {
+	if s.info.Policy, err = newPolicy(p, 1); err != nil {
+		return err
+	}
+	if err := s.m.emit(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", map[string]any{"network": s.info.Policy}); err != nil {
+		return err
+	}
+	s.online = newOnline()
+	return s.attach(ctx)
+}
+
+// attach gives the link to the service, with the policy of the session.
+func (s *session) attach(ctx context.Context) error {
+	o := s.online
+	o.setting.Lock()
+	defer o.setting.Unlock()
+	info := s.snapshot()
+	ctx, cancel := context.WithTimeout(ctx, attachTime)
+	defer cancel()
+	file, err := s.current().Link(ctx)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, info.Policy.order(), s.m.Egress.Open, s.flow)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	select {
+	case <-o.over:
+		go finish(link)
+	default:
+		o.link = link
+	}
+	return nil
+}
+
+func finish(link Link) {
+	ctx, cancel := context.WithTimeout(context.Background(), finishTime)
+	defer cancel()
+	link.Finish(ctx)
+}
+
+// keepOnline gives the link to the service whenever the service does not have it. What the
+// sandbox sends meanwhile reaches nobody.
+func (s *session) keepOnline() {
+	o := s.online
+	const least, most = 50 * time.Millisecond, 5 * time.Second
+	for wait := least; ; {
+		o.mu.Lock()
+		link := o.link
+		o.mu.Unlock()
+		if link == nil {
+			if err := s.attach(s.m.ctx); err != nil {
+				if s.isOver() {
+					return
+				}
+				s.m.Log.Error("a sandbox has no network", "sandbox", s.info.ID, "error", err)
+				if !s.pauseFor(wait) {
+					return
+				}
+				wait = min(2*wait, most)
+			}
+			continue
+		}
+		begin := time.Now()
+		select {
+		case <-link.Done():
+		case <-o.over:
+			return
+		case <-s.m.ctx.Done():
+			return
+		}
+		o.mu.Lock()
+		o.link = nil
+		o.mu.Unlock()
+		if s.isOver() {
+			return
+		}
+		s.m.Log.Warn("the network service was lost; attaching the sandbox again", "sandbox", s.info.ID)
+		if time.Since(begin) > most {
+			wait = least
+			continue
+		}
+		if !s.pauseFor(wait) {
+			return
+		}
+		wait = min(2*wait, most)
+	}
+}
+
+func (s *session) isOver() bool {
+	select {
+	case <-s.online.over:
+		return true
+	default:
+		return s.m.ctx.Err() != nil
+	}
+}
+
+func (s *session) pauseFor(d time.Duration) bool {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-s.online.over:
+	case <-s.m.ctx.Done():
+	}
+	return false
+}
+
+// offline ends every flow at once, and returns when what happened is told.
+func (s *session) offline() {
+	o := s.online
+	if o == nil {
+		return
+	}
+	o.once.Do(func() { close(o.over) })
+	o.mu.Lock()
+	link := o.link
+	o.link = nil
+	o.mu.Unlock()
+	if link != nil {
+		finish(link)
+	}
+}
+
+// flow takes in what the service tells.
+func (s *session) flow(e egress.Event) {
+	o, denied := s.online, e.Action == "deny"
+	record := audit.Record{
+		Sandbox: s.info.ID, Actor: system, Type: audit.NetFlow, Src: "egress", Trust: audit.TrustHost,
+		Outcome: audit.OK, Reason: e.Reason, PolicyID: e.Revision, Data: e,
+	}
+	if e.Kind == "dns" {
+		record.Type = audit.NetDNS
+	}
+	o.mu.Lock()
+	times := uint64(max(e.Count, 1))
+	switch {
+	case !denied:
+		o.traffic.Allowed++
+		o.traffic.Up += e.Up
+		o.traffic.Down += e.Down
+	case e.Kind == "dns":
+		o.traffic.DeniedQueries += times
+	default:
+		o.traffic.Denied += times
+		o.traffic.Up += e.Up // of a flow that a new policy ended
+		o.traffic.Down += e.Down
+	}
+	o.seq++
+	if len(o.flows) == maxFlows {
+		o.flows = append(o.flows[:0], o.flows[1:]...)
+	}
+	o.flows = append(o.flows, FlowEvent{o.seq, e})
+	gap := 0
+	if denied {
+		record.Outcome = audit.Denied
+		if !o.denials.Allow() {
+			o.untold++
+			o.mu.Unlock()
+			return
+		}
+		gap, o.untold = o.untold, 0
+	}
+	o.mu.Unlock()
+	emit := func(r audit.Record) {
+		if err := s.m.Audit.Emit(r); err != nil {
+			s.m.Log.Error("audit record lost", "sandbox", s.info.ID, "type", r.Type, "error", err)
+		}
+	}
+	if gap > 0 {
+		emit(audit.Record{
+			Sandbox: s.info.ID, Actor: system, Type: audit.Gap, Src: "egress", Trust: audit.TrustHost, Outcome: audit.OK,
+			Reason: "the sandbox was denied too often", Data: map[string]any{"source": "egress", "count": gap},
+		})
+	}
+	emit(record)
+}
+
+// ErrPolicyChanged tells that the policy in force is not the one that a change was made of.
+var ErrPolicyChanged = berm.Errorf(berm.Conflict, "the network policy was changed meanwhile").WithHint("read it again and make the change of that")
+
+// SetNetwork replaces what a sandbox may reach by what E2B's fields say. Kinds: Invalid,
+// NotFound, Unsupported.
+func (m *Manager) SetNetwork(ctx context.Context, id berm.SandboxID, n Network, internet *bool, actor audit.Actor) error {
+	p, err := m.compile(n, internet)
+	if err != nil {
+		return err
+	}
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	if s.snapshot().Policy == nil {
+		if len(n.AllowOut) > 0 {
+			return berm.Errorf(berm.Unsupported, "network.allowOut cannot be honoured: sandbox %s was made without a network", id)
+		}
+		return nil // nothing is reached whatever the fields say
+	}
+	_, _, err = s.setPolicy(ctx, p, 0, actor, func(info *Sandbox) {
+		info.Network.AllowOut, info.Network.DenyOut, info.Internet = n.AllowOut, n.DenyOut, internet
+	})
+	return err
+}
+
+// SetPolicy replaces the network policy of a sandbox, if its revision is still the one
+// given; 0 is any. It returns the new one's, with warnings about it. Flows that it does not
+// allow are reset. Kinds: Invalid, NotFound, Unsupported, Conflict (ErrPolicyChanged).
+func (m *Manager) SetPolicy(ctx context.Context, id berm.SandboxID, p *policy.Policy, revision int, actor audit.Actor) (int, []string, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return 0, nil, err
+	}
+	if s.snapshot().Policy == nil {
+		return 0, nil, m.noNetwork("a network policy")
+	}
+	return s.setPolicy(ctx, p, revision, actor, func(info *Sandbox) {
+		info.Network.AllowOut, info.Network.DenyOut, info.Internet = nil, nil, nil
+	})
+}
+
+func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int, actor audit.Actor, also func(*Sandbox)) (int, []string, error) {
+	o := s.online
+	o.setting.Lock()
+	defer o.setting.Unlock()
+	before := s.snapshot()
+	switch {
+	case before.State == berm.Killed:
+		return 0, nil, notFound(before.ID)
+	case revision != 0 && revision != before.Policy.Revision:
+		return 0, nil, ErrPolicyChanged
+	}
+	next, err := newPolicy(p, before.Policy.Revision+1)
+	if err != nil {
+		return 0, nil, err
+	}
+	if err := s.m.emit(before.ID, actor, audit.PolicySet, audit.OK, "", map[string]any{"network": next}); err != nil {
+		return 0, nil, err
+	}
+	// Stored first: a server that starts again must not fall back to what was taken away.
+	install := func(change func(*Sandbox)) error {
+		s.mu.Lock()
+		change(&s.info)
+		s.mu.Unlock()
+		return s.trySave()
+	}
+	undo := func(info *Sandbox) {
+		info.Policy, info.Network, info.Internet = before.Policy, before.Network, before.Internet
+	}
+	if err := install(func(info *Sandbox) { info.Policy = next; also(info) }); err != nil {
+		return 0, nil, s.undone(install, undo, err)
+	}
+	o.mu.Lock()
+	link := o.link
+	o.mu.Unlock()
+	if link == nil {
+		return next.Revision, nil, nil // it is attached with this one, and nothing passes until then
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	warnings, err := link.Set(ctx, next.order())
+	switch {
+	case err == nil:
+	case berm.KindOf(err) == berm.Unavailable: // as without a link
+	default:
+		return 0, nil, s.undone(install, undo, err)
+	}
+	return next.Revision, warnings, nil
+}
+
+func (s *session) undone(install func(func(*Sandbox)) error, undo func(*Sandbox), err error) error {
+	if saveErr := install(undo); saveErr != nil {
+		s.m.Log.Error("saving a sandbox failed", "sandbox", s.info.ID, "error", saveErr)
+	}
+	return err
+}
+
+// NetworkLog returns what a living sandbox did on networks after the event of that number,
+// oldest first: the last maxFlows events while this server runs. The audit log has all.
+func (m *Manager) NetworkLog(id berm.SandboxID, after uint64) ([]FlowEvent, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return nil, err
+	}
+	events := []FlowEvent{}
+	if s.online == nil {
+		return events, nil
+	}
+	s.online.mu.Lock()
+	defer s.online.mu.Unlock()
+	flows := s.online.flows
+	first, _ := slices.BinarySearchFunc(flows, after+1, func(e FlowEvent, seq uint64) int {
+		return int(int64(e.Seq) - int64(seq))
+	})
+	return append(events, flows[first:]...), nil
+}
+
+// Traffic returns what each living sandbox with a network did.
+func (m *Manager) Traffic() map[berm.SandboxID]Traffic {
+	m.mu.Lock()
+	sessions := m.all()
+	m.mu.Unlock()
+	all := map[berm.SandboxID]Traffic{}
+	for _, s := range sessions {
+		if s.online != nil {
+			s.online.mu.Lock()
+			all[s.info.ID] = s.online.traffic
+			s.online.mu.Unlock()
+		}
+	}
+	return all
+}

@@ -1,0 +1,266 @@
+package control
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/control/enginetest"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/policy"
+)
+
+// carrier is a network service in memory as Service.
+type carrier struct{ *enginetest.Network }
+
+func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (Link, []string, error) {
+	l, warnings, err := c.Network.Attach(ctx, id, link, p, open, events)
+	if err != nil {
+		return nil, nil, err
+	}
+	return l, warnings, nil
+}
+
+func newOnlineWorld(t *testing.T, public bool) (*world, *enginetest.Network) {
+	n := &enginetest.Network{}
+	w := newWorld(t, func(c *Config) { c.Egress = Egress{Service: carrier{n}, Public: public} })
+	return w, n
+}
+
+// document is the policy in the hands of the service.
+func document(t *testing.T, n *enginetest.Network, id berm.SandboxID) *policy.Policy {
+	t.Helper()
+	l := n.Link(id)
+	if l == nil {
+		t.Fatal("the service has no link")
+	}
+	p, err := policy.DecodeJSON("test", l.Policy().JSON)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+func TestNetworkOfACreate(t *testing.T) {
+	no, yes := false, true
+	for name, c := range map[string]struct {
+		public   bool
+		request  func(*CreateRequest)
+		reach    string
+		fallback policy.Default
+		rules    int
+	}{
+		"public by default":     {true, func(*CreateRequest) {}, ReachPublic, policy.AllowPublic, 0},
+		"nothing by default":    {false, func(*CreateRequest) {}, ReachNothing, policy.DenyAll, 0},
+		"no internet":           {true, func(r *CreateRequest) { r.Internet = &no }, ReachNothing, policy.DenyAll, 0},
+		"internet":              {false, func(r *CreateRequest) { r.Internet = &yes }, ReachPublic, policy.AllowPublic, 0},
+		"a name and no more":    {true, func(r *CreateRequest) { r.Network.AllowOut = []string{"example.com"}; r.Internet = &no }, ReachRules, policy.DenyAll, 1},
+		"a range is denied":     {true, func(r *CreateRequest) { r.Network.DenyOut = []string{"192.0.2.0/24"} }, ReachRules, policy.AllowPublic, 1},
+		"all traffic is denied": {true, func(r *CreateRequest) { r.Network.DenyOut = []string{"0.0.0.0/0"} }, ReachNothing, policy.DenyAll, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w, n := newOnlineWorld(t, c.public)
+			s := w.create(t, c.request)
+			if s.Reach() != c.reach || s.Policy.Revision != 1 {
+				t.Errorf("reaches %s, revision %d", s.Reach(), s.Policy.Revision)
+			}
+			p := document(t, n, s.ID)
+			if p.Default != c.fallback || len(p.Rules) != c.rules {
+				t.Errorf("policy %s", p.YAML())
+			}
+			if !strings.Contains(w.audit.types(s.ID), "policy.set:ok policy.set:ok sandbox.start:ok") {
+				t.Errorf("records: %s", w.audit.types(s.ID))
+			}
+		})
+	}
+}
+
+func TestNetworkThatCannotBeHad(t *testing.T) {
+	ctx := t.Context()
+	w := newWorld(t, func(c *Config) { c.Egress = Egress{Missing: "no TUN devices", Public: true} })
+	s := w.create(t)
+	if s.Reach() != ReachNone || w.engine.Specs[0].Link {
+		t.Errorf("reaches %s, spec %+v", s.Reach(), w.engine.Specs[0])
+	}
+	ask := func(n Network) error {
+		_, err := w.Create(ctx, CreateRequest{Template: "base", Timeout: time.Minute, Secure: true, Network: n})
+		return err
+	}
+	err := ask(Network{AllowOut: []string{"192.0.2.1"}})
+	if wantKind(t, err, berm.Unsupported); err == nil || !strings.Contains(err.Error(), "no TUN devices") {
+		t.Errorf("%v does not tell the reason", err)
+	}
+	wantKind(t, ask(Network{AllowOut: []string{"not a name"}, DenyOut: []string{"0.0.0.0/0"}}), berm.Invalid)
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{AllowOut: []string{"192.0.2.1"}}, nil, tester), berm.Unsupported)
+	if err := w.SetNetwork(ctx, s.ID, Network{DenyOut: []string{"192.0.2.1"}}, nil, tester); err != nil {
+		t.Error(err)
+	}
+	_, _, err = w.SetPolicy(ctx, s.ID, &policy.Policy{}, 0, tester)
+	wantKind(t, err, berm.Unsupported)
+}
+
+// A sandbox whose link is not taken is not kept.
+func TestCreateWithoutTheService(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	n.Fail(berm.Errorf(berm.Unavailable, "no service"))
+	_, err := w.Create(t.Context(), CreateRequest{Template: "base", Timeout: time.Minute})
+	wantKind(t, err, berm.Unavailable)
+	if left, _ := w.engine.List(t.Context()); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+func TestSetPolicy(t *testing.T) {
+	ctx := t.Context()
+	w, n := newOnlineWorld(t, true)
+	s := w.create(t, func(r *CreateRequest) { r.Network.DenyOut = []string{"192.0.2.0/24"} })
+	if err := w.SetNetwork(ctx, s.ID, Network{}, nil, tester); err != nil {
+		t.Fatal(err)
+	}
+	if p := document(t, n, s.ID); p.Default != policy.AllowPublic || len(p.Rules) != 0 || n.Link(s.ID).Policy().Revision != "2" {
+		t.Errorf("an empty update left %s", p.YAML())
+	}
+	next := &policy.Policy{}
+	revision, warnings, err := w.SetPolicy(ctx, s.ID, next, 2, tester)
+	if err != nil || revision != 3 || len(warnings) != 1 {
+		t.Fatalf("revision %d, warnings %v, %v", revision, warnings, err)
+	}
+	if _, _, err := w.SetPolicy(ctx, s.ID, next, 2, tester); err != ErrPolicyChanged {
+		t.Errorf("over a newer one: %v", err)
+	}
+	info, _ := w.Get(ctx, s.ID)
+	if info.Network.DenyOut != nil || info.Reach() != ReachNothing || info.Policy.Revision != 3 {
+		t.Errorf("told of it: %+v", info)
+	}
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{DenyOut: []string{"a.name"}}, nil, tester), berm.Invalid)
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{Transforms: map[string][]policy.E2BTransform{"a.example": {{Headers: map[string]string{"a": "b"}}}}}, nil, tester), berm.Unsupported)
+	wantKind(t, w.SetNetwork(ctx, berm.NewSandboxID(), Network{}, nil, tester), berm.NotFound)
+
+	// What the service or the log refuses leaves the old one.
+	n.Fail(berm.Errorf(berm.Invalid, "no such policy"))
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{}, nil, tester), berm.Invalid)
+	n.Fail(nil)
+	w.audit.setFail(berm.Errorf(berm.Unavailable, "the disk is full"))
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{}, nil, tester), berm.Unavailable)
+	w.audit.setFail(nil)
+	if info, _ = w.Get(ctx, s.ID); info.Policy.Revision != 3 || n.Link(s.ID).Policy().Revision != "3" {
+		t.Errorf("a change that failed left revision %d", info.Policy.Revision)
+	}
+}
+
+// The link is given to the service again when that died, and by the next server, with the
+// policy that was set last.
+func TestNetworkComesBack(t *testing.T) {
+	ctx := t.Context()
+	w, n := newOnlineWorld(t, true)
+	s := w.create(t)
+	n.Fail(berm.Errorf(berm.Unavailable, "starting"))
+	n.Die()
+	if _, _, err := w.SetPolicy(ctx, s.ID, &policy.Policy{}, 1, tester); err != nil {
+		t.Fatal(err) // nothing passes, and the new one will be in force
+	}
+	n.Fail(nil)
+	eventually(t, "attached again", func() bool { return n.Link(s.ID) != nil })
+	if p := n.Link(s.ID).Policy(); p.Revision != "2" {
+		t.Errorf("revision %s", p.Revision)
+	}
+	w.Close()
+	if n.Link(s.ID).Done(); n.Attached() != 2 {
+		t.Errorf("attached %d times", n.Attached())
+	}
+	w.start(t, func(c *Config) { c.Egress = Egress{Service: carrier{n}, Public: true} })
+	eventually(t, "attached by the next server", func() bool { return n.Attached() == 3 })
+	if p := document(t, n, s.ID); p.Default == policy.AllowPublic {
+		t.Errorf("policy %s", p.YAML())
+	}
+	if err := w.SetNetwork(ctx, s.ID, Network{}, nil, tester); err != nil {
+		t.Error(err)
+	}
+	if err := w.Kill(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-n.Link(s.ID).Done():
+	default:
+		t.Error("a killed sandbox keeps its link")
+	}
+	time.Sleep(100 * time.Millisecond)
+	if n.Attached() != 3 {
+		t.Error("the link of a dead sandbox was attached")
+	}
+}
+
+func TestNetworkRecords(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	s := w.create(t)
+	tell := n.Link(s.ID).Tell
+	tell(egress.Event{Kind: "flow", Name: "a.example", Port: 443, Action: "allow", Up: 10, Down: 20})
+	tell(egress.Event{Kind: "dns", Name: "b.example", Action: "deny", Reason: "not_listed", Count: 3})
+	var wg sync.WaitGroup
+	const denials = denialsAtOnce + 500
+	for i := range denials {
+		wg.Go(func() {
+			tell(egress.Event{Kind: "flow", Address: fmt.Sprintf("192.0.2.%d", i%250), Action: "deny", Reason: "not_listed"})
+		})
+	}
+	wg.Wait()
+	traffic := w.Traffic()[s.ID]
+	if traffic != (Traffic{Up: 10, Down: 20, Allowed: 1, Denied: denials, DeniedQueries: 3}) {
+		t.Errorf("%+v", traffic)
+	}
+	log, err := w.NetworkLog(s.ID, 0)
+	if err != nil || len(log) != maxFlows || log[len(log)-1].Seq != denials+2 || log[0].Seq != 3 {
+		t.Fatalf("%d events from %d, %v", len(log), log[0].Seq, err)
+	}
+	if later, _ := w.NetworkLog(s.ID, denials); len(later) != 2 || later[0].Seq != denials+1 {
+		t.Errorf("after %d: %v", denials, later)
+	}
+	if none, _ := w.NetworkLog(s.ID, denials+2); len(none) != 0 {
+		t.Errorf("after the last: %v", none)
+	}
+	w.audit.mu.Lock()
+	defer w.audit.mu.Unlock()
+	flows, gap := 0, 0
+	for _, r := range w.audit.all {
+		switch r.Type {
+		case audit.NetFlow, audit.NetDNS:
+			flows++
+			if r.Trust != audit.TrustHost || r.Sandbox != s.ID {
+				t.Errorf("record %+v", r)
+			}
+		case audit.Gap:
+			gap += r.Data.(map[string]any)["count"].(int)
+		}
+	}
+	if flows < denialsAtOnce || flows > denialsAtOnce+100 || flows+gap > denials+2 {
+		t.Errorf("%d records, %d in gaps", flows, gap)
+	}
+}
+
+// A sandbox of an older server has no policy, and no network.
+func TestAdoptWithoutAPolicy(t *testing.T) {
+	w := newWorld(t)
+	s := w.create(t)
+	w.Close()
+	n := &enginetest.Network{}
+	w.start(t, func(c *Config) { c.Egress = Egress{Service: carrier{n}, Public: true} })
+	info, err := w.Get(t.Context(), s.ID)
+	if err != nil || info.Reach() != ReachNone || n.Attached() != 0 {
+		t.Errorf("%+v, %v", info, err)
+	}
+	var stored map[string]json.RawMessage
+	row, err := w.db.Sandbox(t.Context(), s.ID)
+	if err == nil {
+		err = json.Unmarshal(row.Record, &stored)
+	}
+	if _, has := stored["policy"]; err != nil || has {
+		t.Errorf("%s, %v", row.Record, err)
+	}
+}

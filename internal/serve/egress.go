@@ -1,0 +1,70 @@
+package serve
+
+import (
+	"context"
+	"net/netip"
+	"os"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/kernel/feature"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+// checkEgress refuses settings of the network that are wrong.
+func (c *Config) checkEgress() error {
+	if c.DefaultEgress != EgressPublic && c.DefaultEgress != EgressDeny {
+		return berm.Errorf(berm.Invalid, "--e2b-default-egress is %s or %s, not %q", EgressPublic, EgressDeny, c.DefaultEgress)
+	}
+	for _, text := range c.Open {
+		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {
+			return berm.Errorf(berm.Invalid, "--open takes address ranges such as 10.1.0.0/16, not %q", text)
+		}
+	}
+	for _, text := range c.Resolvers {
+		if _, err := netip.ParseAddrPort(text); err != nil {
+			return berm.Errorf(berm.Invalid, "--resolver takes addresses with a port such as 192.0.2.53:53, not %q", text)
+		}
+	}
+	return nil
+}
+
+// egress is how sandboxes reach networks on this host, and what ends it.
+func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
+	e := control.Egress{Public: c.DefaultEgress == EgressPublic, Open: c.Open, Missing: "no isolation level can be had here"}
+	for _, p := range probes {
+		if !p.Usable {
+			continue
+		}
+		for _, f := range p.Features {
+			if f.Name != feature.TUN.Name {
+				continue
+			}
+			if !f.Found {
+				e.Missing = f.Name + ": " + f.Detail
+				c.Log.Warn("sandboxes have no network but loopback", "level", p.Level, "reason", e.Missing, "fix", f.Fix)
+				return e, func() {}
+			}
+			var args []string
+			for _, r := range c.Resolvers {
+				args = append(args, "--"+egress.Resolver, r)
+			}
+			service := egress.NewService(c.Program, args...)
+			e.Service, e.Missing = carrier{service}, ""
+			return e, service.Close
+		}
+		e.Missing = "isolation level " + string(p.Level) + " has none"
+	}
+	return e, func() {}
+}
+
+// carrier is the network service as control knows it.
+type carrier struct{ *egress.Service }
+
+func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (control.Link, []string, error) {
+	l, warnings, err := c.Service.Attach(ctx, id, link, p, open, events)
+	if err != nil {
+		return nil, nil, err
+	}
+	return l, warnings, nil
+}
