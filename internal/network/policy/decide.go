@@ -434,6 +434,17 @@ func (e *Evaluator) CanInspect() bool {
 	return len(e.policy.Attach) > 0 || slices.ContainsFunc(e.policy.Rules, func(r Rule) bool { return r.inspects() })
 }
 
+// NextExpiry is when the next rule ends after now, zero for never: flows that it let pass
+// are to be judged again then.
+func (e *Evaluator) NextExpiry(now time.Time) (next time.Time) {
+	for i := range e.policy.Rules {
+		if t := e.policy.Rules[i].Expires; t.After(now) && (next.IsZero() || t.Before(next)) {
+			next = t
+		}
+	}
+	return next
+}
+
 // Resolves says whether a question for a name is answered: a rule or the default could
 // let a flow to it pass on some port, and the record type is one of the policy's or of that
 // rule's. What is not answered is not asked upstream.

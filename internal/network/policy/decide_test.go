@@ -222,6 +222,25 @@ rules:
 	}
 }
 
+func TestNextExpiry(t *testing.T) {
+	e := evaluator(t, `rules:
+  - {to: [a.example.com], expires_at: 2026-11-29T11:00:00Z}
+  - {to: [b.example.com], expires_at: 2026-11-29T14:00:00Z}
+  - {to: [c.example.com], expires_at: 2026-11-29T13:00:00Z}
+  - {to: [d.example.com]}`)
+	at := e.NextExpiry(now)
+	if !at.Equal(now.Add(time.Hour)) || !e.NextExpiry(now.Add(2*time.Hour)).IsZero() {
+		t.Errorf("next at %v", at)
+	}
+	f := flow(t, "c.example.com:443")
+	if f.Time = at.Add(-1); e.Decide(f).Action != Allow {
+		t.Error("ended before its time")
+	}
+	if f.Time = at; e.Decide(f).Action != Deny {
+		t.Error("did not end at its time")
+	}
+}
+
 // TestNAT64: on a network that reaches IPv4 through a prefix, ranges mean the address in it.
 func TestNAT64(t *testing.T) {
 	table, err := address.NewTable(address.Config{NAT64: []netip.Prefix{netip.MustParsePrefix("64:ff9b::/96")}})

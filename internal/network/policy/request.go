@@ -42,6 +42,9 @@ func (v Verdict) DecideTLS(hello *Hello) Verdict {
 	if v.Flow.Host.name == "" || hello.ServerName == "" && !v.named {
 		return v // judged by its address, or one of all names
 	}
+	if hello.ServerName == "" {
+		return v.deny(ReasonSNI, "the client does not say which server it means; app: tcp in the rule would let it pass")
+	}
 	host, err := ParseHost(hello.ServerName)
 	if err != nil || host != v.Flow.Host {
 		return v.deny(ReasonSNI, "the client asks for "+strconv.Quote(clip(hello.ServerName))+" at the address of "+v.Flow.Host.name)
