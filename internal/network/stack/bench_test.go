@@ -1,6 +1,7 @@
 package stack_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,48 +25,142 @@ import (
 // unlimited lets a benchmark run into nothing but the machine.
 var unlimited = stack.Limits{Destination: 4096, Rate: 1e6, Burst: 1e6}
 
-// server answers on the loopback of the test's namespace: 's' sends what is asked for,
-// anything else takes what comes and then says how much that was.
-func server(b *testing.B) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		b.Fatal(err)
-	}
-	b.Cleanup(func() { l.Close() })
-	go func() {
+// roleVariable makes the test binary one side of a benchmark: each side is a process of
+// its own, as it is in life.
+const roleVariable = "BERM_TEST_ROLE"
+
+// role is the life of such a process.
+func role(name string) {
+	switch name {
+	case "server":
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			panic(err)
+		}
+		fmt.Println(l.Addr())
 		for {
 			c, err := l.Accept()
 			if err != nil {
 				return
 			}
-			go func() {
-				defer c.Close()
-				var order [9]byte
-				if _, err := io.ReadFull(c, order[:]); err != nil {
-					return
-				}
-				n, _ := strconv.ParseInt(strings.TrimSpace(string(order[1:])), 16, 64)
-				switch order[0] {
-				case 's':
-					for chunk := make([]byte, 128<<10); n > 0; n -= int64(len(chunk)) {
-						if _, err := c.Write(chunk); err != nil {
-							return
-						}
-					}
-				case 'r':
-					for chunk := make([]byte, 128<<10); n > 0; {
-						got, err := c.Read(chunk)
-						if err != nil {
-							return
-						}
-						n -= int64(got)
-					}
-					_, _ = c.Write([]byte("k"))
-				}
-			}()
+			go answer(c)
 		}
-	}()
-	return l.Addr().String()
+	default:
+		fmt.Println(client(name))
+	}
+}
+
+// answer takes an order: 's' and a number of bytes to send, 'r' and how many to take.
+func answer(c net.Conn) {
+	defer c.Close()
+	var order [9]byte
+	if _, err := io.ReadFull(c, order[:]); err != nil {
+		return
+	}
+	n, _ := strconv.ParseInt(strings.TrimSpace(string(order[1:])), 16, 64)
+	chunk := make([]byte, min(n, 128<<10))
+	for n > 0 {
+		var done int
+		var err error
+		if order[0] == 's' {
+			done, err = c.Write(chunk)
+		} else {
+			done, err = c.Read(chunk)
+		}
+		if err != nil {
+			return
+		}
+		n -= int64(done)
+	}
+	if order[0] == 'r' {
+		_, _ = c.Write([]byte("k"))
+	}
+}
+
+// Work of one measurement.
+const (
+	transfer    = 256 << 20
+	connections = 2000
+)
+
+// client measures one thing from inside and returns it.
+func client(what string) float64 {
+	begin := time.Now()
+	n, size, kind := 1, transfer, "r"
+	switch what {
+	case "down":
+		kind = "s"
+	case "connections":
+		n, size = connections, 1
+	}
+	if n > 1 { // as a package manager does it
+		const parallel = 4
+		var group sync.WaitGroup
+		for range parallel {
+			group.Go(func() { once(kind, size, n/parallel) })
+		}
+		group.Wait()
+		return float64(n) / time.Since(begin).Seconds()
+	}
+	once(kind, size, n)
+	return float64(size) * 8 / time.Since(begin).Seconds() / 1e9
+}
+
+// once makes n connections one after another, and moves bytes over each.
+func once(kind string, size, n int) {
+	chunk := make([]byte, min(size, 128<<10))
+	for range n {
+		c, err := net.Dial("tcp", "192.0.2.1:80")
+		if err != nil {
+			panic(err)
+		}
+		_, _ = fmt.Fprintf(c, "%s%8x", kind, size)
+		for left := size; left > 0 && err == nil; {
+			var done int
+			if kind == "s" {
+				done, err = c.Read(chunk)
+			} else {
+				done, err = c.Write(chunk)
+			}
+			left -= done
+		}
+		if kind == "r" {
+			_, err = io.ReadFull(c, chunk[:1])
+		}
+		if err != nil {
+			panic(err)
+		}
+		c.Close()
+	}
+}
+
+// process starts the test binary in a role, in the calling thread's network namespace.
+func process(name string) (*exec.Cmd, *bufio.Reader, error) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), roleVariable+"="+name)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	return cmd, bufio.NewReader(out), err
+}
+
+// server starts one on the loopback of the test's namespace and returns its address.
+func server(b *testing.B) string {
+	cmd, out, err := process("server")
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	address, err := out.ReadString('\n')
+	if err != nil {
+		b.Fatal(err)
+	}
+	return strings.TrimSpace(address)
 }
 
 // spliced dials the server for each connection, as the egress process does.
@@ -82,8 +178,8 @@ func spliced(to string) *judge {
 }
 
 // veth is the other way to do it: a pair of kernel links, and a proxy that takes
-// connections at the outer end. It returns how to dial from inside.
-func veth(b *testing.B, to string) func() (net.Conn, error) {
+// connections at the outer end. It returns how to run something inside.
+func veth(b *testing.B, to string) func(func()) {
 	run := make(chan func())
 	ready := make(chan int)
 	go func() {
@@ -147,16 +243,13 @@ ip link set vo up`, os.Getpid(), tid)
 			}()
 		}
 	}()
-	return func() (net.Conn, error) {
-		var c net.Conn
-		var err error
+	return func(f func()) {
 		done := make(chan struct{})
 		run <- func() {
 			defer close(done)
-			c, err = net.Dial("tcp", "192.0.2.1:80")
+			f()
 		}
 		<-done
-		return c, err
 	}
 }
 
@@ -171,68 +264,38 @@ func shell(script string) (string, error) {
 func BenchmarkBesideVeth(b *testing.B) {
 	to := server(b)
 	box := start(b, spliced(to), unlimited)
-	viaStack := func() (net.Conn, error) { return box.dial("tcp", "192.0.2.1:80") }
-	viaVeth := veth(b, to)
-	compare := func(b *testing.B, unit string, measure func(dial func() (net.Conn, error)) float64) {
-		const rounds = 5
-		var ours, theirs []float64
-		for range rounds {
-			ours = append(ours, measure(viaStack))
-			theirs = append(theirs, measure(viaVeth))
-		}
-		slices.Sort(ours)
-		slices.Sort(theirs)
-		b.ReportMetric(ours[rounds/2], unit)
-		b.ReportMetric(theirs[rounds/2], "veth-"+unit)
-		b.ReportMetric(ours[rounds/2]/theirs[rounds/2], "ratio")
-		b.ReportMetric(0, "ns/op")
-	}
-	const size = 256 << 20
-	for name, kind := range map[string]string{"up": "r", "down": "s"} {
-		b.Run(name, func(b *testing.B) {
-			compare(b, "Gbit/s", func(dial func() (net.Conn, error)) float64 {
-				c, err := dial()
+	other := veth(b, to)
+	for what, unit := range map[string]string{"up": "Gbit/s", "down": "Gbit/s", "connections": "conn/s"} {
+		b.Run(what, func(b *testing.B) {
+			measure := func(inside func(func())) float64 {
+				var cmd *exec.Cmd
+				var out *bufio.Reader
+				var err error
+				inside(func() { cmd, out, err = process(what) })
 				if err != nil {
 					b.Fatal(err)
 				}
-				defer c.Close()
-				begin := time.Now()
-				_, _ = fmt.Fprintf(c, "%s%8x", kind, size)
-				chunk := make([]byte, 128<<10)
-				if kind == "s" {
-					_, err = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{c}, chunk)
-				} else {
-					for n := 0; n < size && err == nil; n += len(chunk) {
-						_, err = c.Write(chunk)
-					}
-					_, _ = io.ReadFull(c, chunk[:1])
-				}
-				if err != nil {
+				var result float64
+				_, _ = fmt.Fscan(out, &result)
+				if err := cmd.Wait(); err != nil {
 					b.Fatal(err)
 				}
-				return size * 8 / time.Since(begin).Seconds() / 1e9
-			})
-		})
-	}
-	b.Run("connections", func(b *testing.B) {
-		compare(b, "conn/s", func(dial func() (net.Conn, error)) float64 {
-			const n = 1000
-			begin := time.Now()
-			for range n {
-				c, err := dial()
-				if err != nil {
-					b.Fatal(err)
-				}
-				var one [1]byte
-				_, _ = c.Write([]byte("r       1x"))
-				if _, err := io.ReadFull(c, one[:]); err != nil {
-					b.Fatal(err)
-				}
-				c.Close()
+				return result
 			}
-			return n / time.Since(begin).Seconds()
+			const rounds = 5
+			var ours, theirs []float64
+			for range rounds {
+				ours = append(ours, measure(box.inside))
+				theirs = append(theirs, measure(other))
+			}
+			slices.Sort(ours)
+			slices.Sort(theirs)
+			b.ReportMetric(ours[rounds/2], unit)
+			b.ReportMetric(theirs[rounds/2], "veth-"+unit)
+			b.ReportMetric(ours[rounds/2]/theirs[rounds/2], "ratio")
+			b.ReportMetric(0, "ns/op")
 		})
-	})
+	}
 }
 
 // BenchmarkIdle reports the memory of a stack for which nothing happens.

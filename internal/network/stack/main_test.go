@@ -27,6 +27,10 @@ import (
 const inNamespace = "BERM_TEST_NAMESPACE"
 
 func TestMain(m *testing.M) {
+	if name := os.Getenv(roleVariable); name != "" {
+		role(name)
+		return
+	}
 	// A fuzz worker talks to its coordinator by descriptors, and needs no network.
 	fuzzing := strings.Contains(strings.Join(os.Args, " "), "-test.fuzzworker")
 	if os.Getenv(inNamespace) == "" && !fuzzing {

@@ -18,6 +18,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
+	"gvisor.dev/gvisor/pkg/tcpip/link/qdisc/fifo"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
 	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
@@ -73,8 +74,12 @@ var Defaults = Limits{
 	Buffers: 96 << 20, IdleTCP: 15 * time.Minute, IdleUDP: 30 * time.Second,
 }
 
-// The link's ends as the stack knows them.
-const nic = 1
+// nic is the link as the stack knows it, and queued how many packets may wait to be written
+// to it, as many as Linux gives a link.
+const (
+	nic    = 1
+	queued = 1000
+)
 
 // Stack is the network of one sandbox.
 type Stack struct {
@@ -136,7 +141,9 @@ func New(fd int, j Judge, l Limits) (*Stack, error) {
 	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.datagram)
 	for _, step := range []func() tcpip.Error{
 		func() tcpip.Error {
-			return s.net.CreateNICWithOptions(nic, e, stack.NICOptions{Disabled: true})
+			// Written by a goroutine of its own: with the lock of a connection held meanwhile,
+			// those that process the answer to the packet would spin.
+			return s.net.CreateNICWithOptions(nic, e, stack.NICOptions{Disabled: true, QDisc: fifo.New(e, 1, queued)})
 		},
 		func() tcpip.Error {
 			return s.net.AddProtocolAddress(nic, tcpip.ProtocolAddress{

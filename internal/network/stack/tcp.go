@@ -18,7 +18,7 @@ import (
 const (
 	leastBuffer = 8 << 10
 	firstBuffer = 64 << 10 // the window before a connection has its share
-	mostBuffer  = 256 << 10
+	mostBuffer  = 1 << 20
 )
 
 const (
@@ -100,7 +100,7 @@ func (s *Stack) handshake(f *Flow, r *tcp.ForwarderRequest, queue *waiter.Queue)
 func (s *Stack) take() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	share := min(mostBuffer-leastBuffer, s.table.buffers/128)
+	share := min(mostBuffer-leastBuffer, s.table.buffers/64)
 	s.table.buffers -= 2 * share
 	return share
 }
