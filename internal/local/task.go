@@ -341,6 +341,14 @@ func runWeaker(ctx context.Context, t *Task, r *Request, because error) (Result,
 	if err := open(r.Place.Workspace, access); err != nil {
 		return Result{}, err
 	}
+	for _, path := range o.Read {
+		for _, around := range o.Write {
+			if path != around && below(path, around) {
+				return Result{}, berm.Errorf(berm.Unsupported, "under Landlock alone %s cannot be read-only in %s, which the command may write", path, around).
+					WithHint("let it write to fewer places with --rw, or run it where user namespaces can be had")
+			}
+		}
+	}
 	result := Result{Level: LevelWeaker, Weaker: landlock.Weaker(0), Preset: r.Grant.Preset, Workspace: r.Place.Workspace}
 	t.Notice("the sandbox is weaker than asked for, Landlock and seccomp alone: " + because.Error())
 	exit, err := landlock.Run(ctx, o)

@@ -70,6 +70,35 @@ func TestPaths(t *testing.T) {
 		p.sh("echo newer > sub/file && ! touch x 2>/dev/null", "--ro", ".", "--rw", "sub").prints("")
 		p.berm("discard", "--all").exits(0)
 
+		// What may be written around them does not move them away, for this run or the next.
+		for _, outside := range []string{"other", "project"} {
+			p.mkdir(outside + "/a")
+			p.mkdir(outside + "/a/b")
+			for _, name := range []string{"hidden", "shown"} {
+				p.mkdir(outside + "/a/b/" + name)
+				p.write(outside+"/a/b/"+name+"/file", "kept\n")
+			}
+			dir := p.path(outside)
+			flags := []string{"--rw", dir, "--hide", dir + "/a/b/hidden", "--ro", dir + "/a/b/shown"}
+			if outside == "project" {
+				flags[1] = "."
+			}
+			rename := `
+import os
+for a, b in ('a', 'x'), ('a/b', 'x'), ('a/b/hidden', 'x'), ('a/b/shown', 'x'):
+    try:
+        os.rename(a, b)
+        print('moved', a)
+    except OSError:
+        pass
+os.mkdir('a/b/new')
+os.rename('a/b/new', 'a/b/newer')
+os.rmdir('a/b/newer')
+print(open('a/b/shown/file').read(), os.listdir('a/b/hidden'))`
+			p.finish(p.command(append(append([]string{"run"}, flags...), "--", "sh", "-c", `cd "$1" && python3 -c "$2"`, "sh", dir, rename)...)).prints("kept\n []")
+			p.must(os.RemoveAll(dir + "/a"))
+		}
+
 		// What is not there, and what would be something else.
 		p.sh("true", "--ro", "nosuch").exits(125).says("nosuch")
 		p.sh("true", "--rw", "/nosuch/x").exits(125).says("nosuch")

@@ -71,6 +71,9 @@ func (p *person) weaker(reasons ...string) {
 	r = p.sh("exit 7", "--allow-weaker", "--ro", ".", "--json").exits(7)
 	r.says(`"level":"landlock"`, `"weaker":[`, `"exitCode":7`)
 	p.must(os.Remove(p.path("project/ran")))
+	p.mkdir("project/part")
+	p.sh("true", "--allow-weaker", "--rw", ".", "--ro", "part").refuses("part", "read-only")
+	p.must(os.Remove(p.path("project/part")))
 }
 
 func TestUserNamespace(t *testing.T) {

@@ -34,6 +34,8 @@ func do(s plan.Step, trees []int) error {
 		return unix.Mount("none", s.Target, s.Source, uintptr(s.Flags), s.Data)
 	case plan.Bind:
 		return bind(s.Source, s.Target, uintptr(s.Flags))
+	case plan.Pin:
+		return ignoreAbsent(unix.Mount(s.Target, s.Target, "", unix.MS_BIND|unix.MS_REC, ""))
 	case plan.Remount:
 		return unix.Mount("none", s.Target, "", unix.MS_REMOUNT|unix.MS_BIND|uintptr(s.Flags), "")
 	case plan.Move:

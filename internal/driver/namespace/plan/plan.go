@@ -32,6 +32,9 @@ const (
 	Mount
 	// Bind mounts Source, a path, on Target, and then adds the mount flags Flags.
 	Bind
+	// Pin makes a mount of the directory Target, with the mounts below it, so that it cannot be
+	// renamed. One that does not exist is skipped.
+	Pin
 	// Remount replaces the mount flags of the mount Target by Flags.
 	Remount
 	// Move puts the detached mount number FD of those that came with the plan on Target.
@@ -75,7 +78,7 @@ const (
 	Capabilities
 )
 
-var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
+var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "pin", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
 
 func (op Op) String() string {
 	if int(op) < len(names) {

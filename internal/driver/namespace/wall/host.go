@@ -79,6 +79,7 @@ func (h Host) build(s *SetUp, c Config) {
 		}
 		switch {
 		case p.Hide:
+			h.pin(s, p.Path)
 			s.add(plan.Step{Op: plan.Mask, Target: stageRoot + p.Path})
 			s.policy.Masked = append(s.policy.Masked, p.Path)
 			continue
@@ -94,6 +95,9 @@ func (h Host) build(s *SetUp, c Config) {
 			}
 		default:
 			s.parents(made, p.Path+"/")
+		}
+		if !p.Write {
+			h.pin(s, p.Path)
 		}
 		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write, Own: p.Own && !p.Write, NoSetuid: true, Exact: true})
 		flags := attached(c)
@@ -115,6 +119,33 @@ func (h Host) within(path string) bool {
 		}
 	}
 	return strings.HasPrefix(path, h.Workspace.Path+"/")
+}
+
+// pin makes mounts of the directories between path and the writable one that it lies in: a
+// directory is renamed with the mounts below it, and then the next run, or the rest of this
+// one, would find something else at path, and elsewhere what is to be protected.
+func (h Host) pin(s *SetUp, path string) {
+	around, writable := h.Workspace.Path, h.Workspace.Write
+	if !strings.HasPrefix(path, around+"/") {
+		around = ""
+	}
+	for _, p := range h.Shown {
+		if !p.Hide && !p.File && p.Target == "" && len(p.Path) > len(around) && strings.HasPrefix(path, p.Path+"/") {
+			around, writable = p.Path, p.Write
+		}
+	}
+	if around == "" || !writable {
+		return
+	}
+	for i := len(around) + 1; i < len(path); i++ {
+		if dir := path[:i]; path[i] == '/' && !s.pinned[dir] {
+			if s.pinned == nil {
+				s.pinned = map[string]bool{}
+			}
+			s.pinned[dir] = true
+			s.add(plan.Step{Op: plan.Pin, Target: stageRoot + dir})
+		}
+	}
 }
 
 // parents makes the directories that lead to path and are not there yet.
@@ -139,6 +170,9 @@ func attached(c Config) uint64 {
 func (h Host) workspace(s *SetUp, c Config, made map[string]bool) {
 	w := h.Workspace
 	s.parents(made, w.Path+"/")
+	if !w.Write {
+		h.pin(s, w.Path)
+	}
 	if w.Upper.Directory == "" {
 		s.attach(stageRoot+w.Path, launch.Tree{Path: w.Path, Write: w.Write, Host: !w.Write, Own: !w.Write, NoSetuid: true, Exact: true})
 		how, flags := "the directory itself", attached(c)

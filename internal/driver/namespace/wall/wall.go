@@ -120,6 +120,7 @@ type SetUp struct {
 	Trees   []launch.Tree // that the plan attaches, in this order
 	policy  berm.Policy
 	seccomp func() berm.Seccomp
+	pinned  map[string]bool // see Host.pin
 }
 
 // Policy is what the plan amounts to.
