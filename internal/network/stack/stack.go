@@ -208,6 +208,22 @@ func (s *Stack) Dial(ctx context.Context, port uint16) (Conn, error) {
 // link is gone.
 func (s *Stack) Done() <-chan struct{} { return s.link.done }
 
+// Err says why nothing comes from the link any more; it is nil until Done is closed, and
+// after Close.
+func (s *Stack) Err() error {
+	select {
+	case <-s.link.done:
+	default:
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed || s.link.err == nil {
+		return nil
+	}
+	return berm.Errorf(berm.Unavailable, "the sandbox's link is gone: %w", s.link.err)
+}
+
 // Dropped is how many packets of the sandbox were no IPv4 from its own address to a host,
 // or were fragments, or had options, or were of a protocol that leads nowhere.
 func (s *Stack) Dropped() uint64 { return s.link.dropped.Load() }

@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -372,8 +373,8 @@ func TestCloseResetsEverything(t *testing.T) {
 	if _, err := inbound.Read(make([]byte, 1)); err == nil {
 		t.Error("what was dialed still reads")
 	}
-	if len(b.Flows()) != 0 {
-		t.Error("flows live")
+	if len(b.Flows()) != 0 || b.Err() != nil {
+		t.Errorf("%d flows live, %v", len(b.Flows()), b.Err())
 	}
 }
 
@@ -406,6 +407,9 @@ func TestTheDeathOfALinkIsSeen(t *testing.T) {
 	case <-b.Done():
 	case <-time.After(5 * time.Second):
 		t.Error("nobody noticed")
+	}
+	if err := b.Err(); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("the reason is %v", err)
 	}
 }
 
@@ -478,6 +482,51 @@ func TestSplice(t *testing.T) {
 			t.Error("no error")
 		}
 	})
+}
+
+// When the buffers are used up, connections are slower, and none stands still.
+func TestConnectionsWithTheLeastBuffers(t *testing.T) {
+	b := start(t, &judge{tcp: echo}, stack.Limits{Buffers: 1})
+	const size = 1 << 20
+	c := b.mustDial(t, "tcp", "192.0.2.1:7")
+	data := make([]byte, size)
+	_, _ = rand.Read(data)
+	go func() {
+		_, _ = c.Write(data)
+		_ = c.(*net.TCPConn).CloseWrite()
+	}()
+	begin := time.Now()
+	if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, data) {
+		t.Errorf("%d bytes of %d come back, %v", len(got), size, err)
+	}
+	t.Logf("%d bytes there and back in %v", size, time.Since(begin))
+}
+
+// Many at a time, each with its own bytes, and nothing is left of them.
+func TestManyConnections(t *testing.T) {
+	b := start(t, &judge{tcp: echo}, stack.Limits{Rate: 1e6, Burst: 1e6})
+	var group sync.WaitGroup
+	for i := range 200 {
+		group.Go(func() {
+			c, err := b.dial("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 7).String())
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(30 * time.Second))
+			data := bytes.Repeat([]byte{byte(i)}, 50000+i)
+			go func() {
+				_, _ = c.Write(data)
+				_ = c.(*net.TCPConn).CloseWrite()
+			}()
+			if got, err := io.ReadAll(c); err != nil || !bytes.Equal(got, data) {
+				t.Errorf("connection %d: %d bytes of %d, %v", i, len(got), len(data), err)
+			}
+		})
+	}
+	group.Wait()
+	eventually(t, "all flows are forgotten", func() bool { return len(b.Flows()) == 0 })
 }
 
 // Packets that only root of the namespace can make, which is more than a sandbox has.
