@@ -27,7 +27,7 @@ func TestDocs(t *testing.T) {
 	var all []*cobra.Command
 	var walk func(*cobra.Command)
 	walk = func(cmd *cobra.Command) {
-		if cmd.Runnable() && cmd.HasParent() {
+		if cmd.Runnable() && cmd.HasParent() && !cmd.Hidden {
 			all = append(all, cmd)
 		}
 		for _, c := range cmd.Commands() {

@@ -50,6 +50,11 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 				args = append(args, "--"+egress.Resolver, r)
 			}
 			service := egress.NewService(c.Program, args...)
+			if err := service.Start(); err != nil {
+				e.Missing = err.Error()
+				c.Log.Error("sandboxes have no network but loopback", "error", err)
+				return e, func() {}
+			}
 			e.Service, e.Missing = carrier{service}, ""
 			return e, service.Close
 		}

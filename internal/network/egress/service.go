@@ -12,14 +12,13 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// Service is one process for all sandboxes of a server, started when the first comes, and
-// again when it died. Its methods are safe for concurrent use.
+// Service is one process for all sandboxes of a server, started again when it died. Its methods are safe for concurrent use.
 type Service struct {
 	program func() (*os.File, error)
 	args    []string
 
 	mu      sync.Mutex
-	process *process // nil before the first
+	process *process // nil before Start
 	starts  int
 	closed  bool
 }
@@ -28,6 +27,13 @@ type Service struct {
 // has the command, with further arguments.
 func NewService(program func() (*os.File, error), args ...string) *Service {
 	return &Service{program: program, args: append([]string{"--" + Shared}, args...)}
+}
+
+// Start starts the process, unless it runs.
+func (s *Service) Start() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.running()
 }
 
 // Attach is Attach of a connection to the service.
