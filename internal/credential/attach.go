@@ -39,6 +39,10 @@ func (s *Set) Attach(f Flow, out *http.Request) (*Filter, error) {
 
 // tell reports a refusal. There is nothing to do when that fails: nothing was sent.
 func (s *Set) tell(f Flow, out *http.Request, r *Refusal) {
+	if r.told {
+		return
+	}
+	r.told = true
 	what := Deny
 	switch r.Reason {
 	case Misuse:
@@ -129,7 +133,7 @@ func (s *Set) attach(f Flow, out *http.Request) (*Filter, *Refusal) {
 	for _, name := range []string{"Range", "If-Range", "Sec-Websocket-Extensions"} {
 		out.Header.Del(name)
 	}
-	filter := &Filter{set: s, flow: f, method: out.Method, stream: stream{matcher: st.replies}}
+	filter := &Filter{set: s, flow: f, method: out.Method, ctx: out.Context(), stream: stream{matcher: st.replies}}
 	for _, u := range uses {
 		filter.block = filter.block || u.Response == Block
 	}

@@ -1,6 +1,12 @@
 package credential
 
 import (
+	"encoding/json"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"reflect"
+
 	"bytes"
 	"context"
 	"encoding/base64"
@@ -309,7 +315,7 @@ func TestSwap(t *testing.T) {
 			if c.want == Leak {
 				want = Leaked
 			}
-			if e := r.last(); e.Type != want || e.Binding != "api" {
+			if e := r.last(); e.Type != want || e.Binding != "api" || slices.ContainsFunc(r.events[:len(r.events)-1], func(e Event) bool { return e.Type != Use }) {
 				t.Errorf("recorded is %+v", e)
 			}
 			if e := fmt.Sprint(err, r.last()); strings.Contains(e, "CANARY") || strings.Contains(e, p) {
@@ -375,6 +381,66 @@ func TestJSONField(t *testing.T) {
 	}
 	if b, err := io.ReadAll(out.Body); err != nil || string(b) != long {
 		t.Errorf("%d of %d bytes, %v", len(b), len(long), err)
+	}
+}
+
+// Where a field was set, a decoder finds the secret there, and everything else as it was.
+func FuzzJSONField(f *testing.F) {
+	f.Add(`{"a":[1,{"k":"x"}],"k":"y"}`, "/a/1/k")
+	f.Add(`{"a":{"k":"\"}"}}`, "/a/k")
+	f.Add(`{"k":"x","K":"y"}`, "/k")
+	f.Fuzz(func(t *testing.T, text, pointer string) {
+		out := httptest.NewRequest("POST", "/", nil)
+		setJSON(out, text)
+		m := body{pointer}
+		sent, err := m.Sent(out)
+		if err != nil || len(sent) != 1 {
+			return
+		}
+		if err := m.Put(t.Context(), out, "SECRET", nil); err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(out.Body)
+		from, to, err := find(b, pointer)
+		if err != nil || string(b[from:to]) != `"SECRET"` {
+			t.Fatalf("%q became %q: %v", text, b, err)
+		}
+		quoted, _ := json.Marshal(sent[0])
+		back := string(b[:from]) + string(quoted) + string(b[to:])
+		var want, got any
+		if json.Unmarshal([]byte(text), &want) != nil || json.Unmarshal([]byte(back), &got) != nil || !reflect.DeepEqual(want, got) {
+			t.Fatalf("%q became %q", text, b)
+		}
+	})
+}
+
+func TestSources(t *testing.T) {
+	dir := t.TempDir()
+	file := func(name, text string) string {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return filepath.Join(dir, name)
+	}
+	t.Setenv("BERM_TEST_SECRET", "from the environment")
+	os.Symlink(file("target", "linked\n"), filepath.Join(dir, "link"))
+	sources := Sources{"env": Env{}, "file": Files{}}
+	for reference, want := range map[string]string{
+		"env:BERM_TEST_SECRET": "from the environment", "file:" + file("a", "text\r\n"): "text", "file:" + filepath.Join(dir, "link"): "linked",
+		"file:" + file("max", strings.Repeat("x", MaxValue)): strings.Repeat("x", MaxValue),
+	} {
+		if got, err := sources.Value(t.Context(), reference); err != nil || string(got) != want {
+			t.Errorf("%s: %q %v", reference, got, err)
+		}
+	}
+	for reference, kind := range map[string]berm.Kind{
+		"env:BERM_TEST_NONE": berm.NotFound, "file:" + filepath.Join(dir, "none"): berm.NotFound, "file:" + file("empty", "\n"): berm.NotFound,
+		"file:a": berm.Invalid, "file:" + dir: berm.Invalid, "file:" + file("long", strings.Repeat("x", MaxValue+1)): berm.Invalid,
+		"CANARY": berm.Invalid, "vault:CANARY": berm.Invalid, "": berm.Invalid,
+	} {
+		if got, err := sources.Value(t.Context(), reference); err == nil || berm.KindOf(err) != kind || strings.Contains(err.Error(), "CANARY") {
+			t.Errorf("%.80s: %q %v", reference, got, err)
+		}
 	}
 }
 
@@ -741,7 +807,7 @@ func TestSecretsStayOutside(t *testing.T) {
 	env := s.Env("")
 	texts := []string{env["API_TOKEN"], env["OTHER"], "x", tokenSecret, otherSecret, ""}
 	var sentWith int
-	for range 3000 {
+	for range 1000 {
 		pick := func() string {
 			text := texts[random.IntN(len(texts))]
 			if random.IntN(4) > 0 {
@@ -803,7 +869,7 @@ func TestSecretsStayOutside(t *testing.T) {
 			}
 		}
 	}
-	if sentWith < 100 {
+	if sentWith < 30 {
 		t.Errorf("only %d requests went with a secret", sentWith)
 	}
 }

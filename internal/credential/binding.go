@@ -217,7 +217,7 @@ func isFraming(name string) bool {
 func isReflected(name string) bool {
 	name = strings.ToLower(name)
 	switch name {
-	case "user-agent", "referer", "origin", "from", "via", "forwarded", "range", "traceparent", "tracestate", "baggage":
+	case "user-agent", "referer", "origin", "from", "via", "forwarded", "range", "traceparent", "tracestate", "baggage", "request-id", "correlation-id":
 		return true
 	}
 	for _, prefix := range []string{"x-forwarded-", "accept", "if-", "access-control-", "x-b3-"} {

@@ -158,8 +158,7 @@ type ending struct {
 	end context.CancelFunc
 }
 
-// Read does not take for the end what the upstream writes when it sees that a request is
-// cut: TLS tells it so before the connection is closed.
+// Read does the same for replies without a filter as Filter.Body does.
 func (e ending) Read(p []byte) (int, error) {
 	n, err := e.ReadCloser.Read(p)
 	if cause := context.Cause(e.ctx); err == io.EOF && cause != nil { //nolint:errorlint // a body's end is io.EOF

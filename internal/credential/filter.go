@@ -1,6 +1,8 @@
 package credential
 
 import (
+	"context"
+	"errors"
 	"net/http"
 	"strings"
 
@@ -13,6 +15,7 @@ type Filter struct {
 	set    *Set
 	flow   Flow
 	method string
+	ctx    context.Context // of the request; nil when it is no reply
 	block  bool
 	told   bool
 	stream stream
@@ -62,6 +65,11 @@ func (f *Filter) Header(h http.Header) error {
 // keeps back what could be the start of a secret; with last set it keeps nothing. An error
 // cuts the reply.
 func (f *Filter) Body(dst, piece []byte, last bool) ([]byte, error) {
+	if last && f.ctx != nil && errors.Is(context.Cause(f.ctx), errRevoked) {
+		// TLS tells the upstream that it is cut before the connection is closed, and what it
+		// writes then is no end.
+		return dst, berm.Errorf(berm.Denied, "the credential was revoked")
+	}
 	before := len(dst)
 	dst, found := f.stream.feed(dst, piece, !f.block, last)
 	if found != nil {

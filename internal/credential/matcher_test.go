@@ -122,6 +122,14 @@ func TestKeepsBackNoMoreThanNeeded(t *testing.T) {
 	}
 }
 
+// The first character's escape ends with that character.
+func TestEscapeLikeItsCharacter(t *testing.T) {
+	s := stream{matcher: newMatcher([]needle{{"1xABCDEFG", secret, "b"}})}
+	if out, _ := s.feed(nil, []byte("%31xABCDEFG"), true, true); string(out) != strings.Repeat("*", 11) {
+		t.Errorf("%q", out)
+	}
+}
+
 func FuzzStream(f *testing.F) {
 	m := newMatcher([]needle{{canary, secret, "b"}, {"abcabcab", placeholder, "p"}, {"bcabcabcd", placeholder, "q"}})
 	for _, text := range encodings(canary) {

@@ -33,6 +33,7 @@ type Refusal struct {
 	Message string
 	Hint    string
 
+	told  bool           // it is reported
 	owner berm.SandboxID // whose placeholder it was: not for the one that is refused
 }
 

@@ -10,7 +10,10 @@ import (
 	"testing"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/credential"
 )
+
+var _ credential.Source = (*Vault)(nil)
 
 const canary = "CANARY-secret-value-0123456789"
 
