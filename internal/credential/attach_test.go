@@ -126,12 +126,11 @@ func wire(out *http.Request) (string, error) {
 }
 
 func TestGate(t *testing.T) {
-	type request_ = http.Request
 	for _, c := range []struct {
 		name    string
 		binding func(*Binding)
 		flow    func(*Flow)
-		request func(*request_)
+		request func(*http.Request)
 		want    Reason // "" when the secret is set, "none" when the request goes on without it
 	}{
 		{name: "all holds"},
@@ -139,25 +138,25 @@ func TestGate(t *testing.T) {
 		{name: "a host below", flow: func(f *Flow) { f.Name, f.SNI = "x.api.test", "x.api.test" }, want: "none"},
 		{name: "a host that ends alike", flow: func(f *Flow) { f.Name, f.SNI = "evilapi.test", "evilapi.test" }, want: "none"},
 		{name: "another port", flow: func(f *Flow) { f.Port = 8443 }, want: "none"},
-		{name: "another method", request: func(r *request_) { r.Method = "DELETE" }, want: "none"},
-		{name: "another path", request: func(r *request_) { r.URL.Path = "/v2/x" }, want: "none"},
-		{name: "a path that begins alike", request: func(r *request_) { r.URL.Path = "/v1x" }, want: "none"},
-		{name: "dot segments", request: func(r *request_) { r.URL.Path = "/v1/../admin" }, want: Slot},
-		{name: "an encoded slash", request: func(r *request_) { r.URL, _ = url.Parse("https://api.test/v1/..%2fadmin") }, want: Slot},
-		{name: "a double slash", request: func(r *request_) { r.URL.Path = "/v1//x" }, want: Slot},
-		{name: "a path parameter", request: func(r *request_) { r.URL.Path = "/v1/..;/x" }, want: Slot},
-		{name: "twice encoded", request: func(r *request_) { r.URL, _ = url.Parse("https://api.test/v1/%252e%252e/x") }, want: Slot},
-		{name: "no TLS", request: func(r *request_) { r.URL.Scheme = "http" }, want: Insecure},
+		{name: "another method", request: func(r *http.Request) { r.Method = "DELETE" }, want: "none"},
+		{name: "another path", request: func(r *http.Request) { r.URL.Path = "/v2/x" }, want: "none"},
+		{name: "a path that begins alike", request: func(r *http.Request) { r.URL.Path = "/v1x" }, want: "none"},
+		{name: "dot segments", request: func(r *http.Request) { r.URL.Path = "/v1/../admin" }, want: Slot},
+		{name: "an encoded slash", request: func(r *http.Request) { r.URL, _ = url.Parse("https://api.test/v1/..%2fadmin") }, want: Slot},
+		{name: "a double slash", request: func(r *http.Request) { r.URL.Path = "/v1//x" }, want: Slot},
+		{name: "a path parameter", request: func(r *http.Request) { r.URL.Path = "/v1/..;/x" }, want: Slot},
+		{name: "twice encoded", request: func(r *http.Request) { r.URL, _ = url.Parse("https://api.test/v1/%252e%252e/x") }, want: Slot},
+		{name: "no TLS", request: func(r *http.Request) { r.URL.Scheme = "http" }, want: Insecure},
 		{name: "another SNI", flow: func(f *Flow) { f.SNI = "other.test" }, want: Insecure},
 		{name: "no SNI", flow: func(f *Flow) { f.SNI = "" }, want: Insecure},
-		{name: "another Host", request: func(r *request_) { r.Host = "other.test" }, want: Insecure},
-		{name: "Host with another port", request: func(r *request_) { r.Host = "api.test:8443" }, want: Insecure},
-		{name: "Host with user", request: func(r *request_) { r.Host = "api.test@evil.test" }, want: Insecure},
-		{name: "sent to another host", request: func(r *request_) { r.URL.Host = "evil.test" }, want: Insecure},
-		{name: "user in the URL", request: func(r *request_) { r.URL.User = url.User("x") }, want: Insecure},
-		{name: "opaque URL", request: func(r *request_) { r.URL.Opaque = "//evil.test/v1/x" }, want: Insecure},
-		{name: "Host with its port", request: func(r *request_) { r.Host = "API.test:443" }},
-		{name: "TRACE", binding: func(b *Binding) { b.Methods = nil }, request: func(r *request_) { r.Method = "TRACE" }, want: Slot},
+		{name: "another Host", request: func(r *http.Request) { r.Host = "other.test" }, want: Insecure},
+		{name: "Host with another port", request: func(r *http.Request) { r.Host = "api.test:8443" }, want: Insecure},
+		{name: "Host with user", request: func(r *http.Request) { r.Host = "api.test@evil.test" }, want: Insecure},
+		{name: "sent to another host", request: func(r *http.Request) { r.URL.Host = "evil.test" }, want: Insecure},
+		{name: "user in the URL", request: func(r *http.Request) { r.URL.User = url.User("x") }, want: Insecure},
+		{name: "opaque URL", request: func(r *http.Request) { r.URL.Opaque = "//evil.test/v1/x" }, want: Insecure},
+		{name: "Host with its port", request: func(r *http.Request) { r.Host = "API.test:443" }},
+		{name: "TRACE", binding: func(b *Binding) { b.Methods = nil }, request: func(r *http.Request) { r.Method = "TRACE" }, want: Slot},
 		{name: "expired", binding: func(b *Binding) { b.Expires = time.Now().Add(-time.Second) }, want: Expired},
 		{name: "not expired", binding: func(b *Binding) { b.Expires = time.Now().Add(time.Hour) }},
 		{name: "wildcard", binding: func(b *Binding) { b.Hosts = []string{"*.test"} }, want: "invalid"},
@@ -536,6 +535,85 @@ func TestUses(t *testing.T) {
 	if _, err := s.Attach(apiFlow, request(t, "GET", "https://api.test/v1/x", "")); err == nil {
 		t.Error("uses came back")
 	}
+}
+
+// signer is a kind that is not built in: it signs requests.
+type signer struct{ name string }
+
+func (signer) Slot() string                             { return "field x-signature" }
+func (signer) Sent(out *http.Request) ([]string, error) { return out.Header["X-Signature"], nil }
+func (signer) Clear(out *http.Request)                  { out.Header.Del("X-Signature") }
+func (s signer) Put(_ context.Context, out *http.Request, secret string, _ []string) error {
+	if out.URL.Path == "/v1/odd" {
+		return errors.New("that cannot be signed")
+	}
+	sum := digestOf(secret + out.Method + out.URL.Path)
+	out.Header.Set("X-Signature", s.name+" "+base64.StdEncoding.EncodeToString(sum[:]))
+	return nil
+}
+
+func TestFurtherKind(t *testing.T) {
+	r := newRig()
+	r.Methods = map[Kind]func(Binding) (Method, error){"sign": func(b Binding) (Method, error) {
+		if b.Name == "" {
+			return nil, berm.Errorf(berm.Invalid, "it needs a name")
+		}
+		return signer{b.Name}, nil
+	}}
+	b := bearer
+	b.Kind = "sign"
+	if _, err := r.Open(t.Context(), "i0", 1, []Binding{b}); berm.KindOf(err) != berm.Invalid {
+		t.Error(err)
+	}
+	b.Name = "key1"
+	s := r.open(t, b)
+	out := request(t, "GET", "https://api.test/v1/x", "")
+	out.Header.Set("X-Signature", "forged")
+	if _, err := s.Attach(apiFlow, out); err != nil || !strings.HasPrefix(out.Header.Get("X-Signature"), "key1 ") {
+		t.Error(out.Header, err)
+	}
+	var refusal *Refusal
+	out = request(t, "GET", "https://api.test/v1/odd", "")
+	if _, err := s.Attach(apiFlow, out); !errors.As(err, &refusal) || refusal.Reason != Slot || out.Context().Err() == nil {
+		t.Error(err)
+	}
+}
+
+// While bindings change and end, a request has the secret of its binding or none.
+func TestChangesUnderWay(t *testing.T) {
+	r := newRig()
+	s := r.open(t, bearer)
+	stop := make(chan struct{})
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				ctx, cancel := context.WithCancel(context.Background())
+				out, _ := http.NewRequestWithContext(ctx, "GET", "https://api.test/v1/x", nil)
+				_, err := s.Attach(apiFlow, out)
+				got := out.Header.Get("Authorization")
+				if err == nil && got != "" && got != "Bearer "+tokenSecret && got != "Bearer "+otherSecret || err != nil && got != "" {
+					t.Errorf("%q %v", got, err)
+				}
+				cancel()
+			}
+		})
+	}
+	two := bearer
+	two.Secret = "secret:other"
+	for i := range 200 {
+		if err := s.Update(t.Context(), uint64(i+2), [][]Binding{{bearer}, {two}, nil}[i%3]); err != nil {
+			t.Error(err)
+		}
+	}
+	s.Close()
+	close(stop)
+	group.Wait()
 }
 
 func TestUnrecordedUse(t *testing.T) {

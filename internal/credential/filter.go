@@ -22,7 +22,8 @@ type Filter struct {
 }
 
 // Filter returns a filter that masks every secret of the sandbox's bindings, for streams
-// that are no reply: output of commands, files, records. It is nil when there is none.
+// that are no reply: output of commands, files, records. It is nil when there is none, and
+// knows the secrets of the present revision.
 func (s *Set) Filter() *Filter {
 	st := s.state.Load()
 	if st == nil || len(st.replies.needles) == 0 {

@@ -140,7 +140,7 @@ func (b basic) Put(_ context.Context, out *http.Request, secret string, sent []s
 	user, password := b.user, secret
 	if sent != nil {
 		if len(sent) != 2 {
-			return errors.New("Authorization is not of the scheme Basic") //nolint:revive,staticcheck // the name of a field
+			return errors.New("the field Authorization is not of the scheme Basic")
 		}
 		user, password = sent[0], sent[1]
 	}
@@ -369,11 +369,11 @@ func (f *finder) value(at string, depth int) error {
 				return errors.New("the body is not JSON")
 			}
 			// Decoders that ignore case, as Go's, take both for one.
-			if folded := strings.ToLower(name); seen[folded] {
+			folded := strings.ToLower(name)
+			if seen[folded] {
 				return errors.New("the body has a field twice")
-			} else {
-				seen[folded] = true
 			}
+			seen[folded] = true
 			if err := f.value(at+"/"+escapePointer.Replace(name), depth+1); err != nil {
 				return err
 			}

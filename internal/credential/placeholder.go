@@ -58,7 +58,7 @@ func newPlaceholder(of string) string {
 	// Bytes beyond the last whole multiple of the alphabet are drawn again.
 	limit := 256 - 256%len(s.alphabet)
 	for buf := make([]byte, 64); random > 0; {
-		rand.Read(buf) //nolint:errcheck // never fails
+		rand.Read(buf)
 		for _, b := range buf {
 			if int(b) < limit && random > 0 {
 				text = append(text, s.alphabet[int(b)%len(s.alphabet)])

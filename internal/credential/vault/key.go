@@ -191,7 +191,7 @@ func (k *keyring) add() error {
 			WithHint("add a line with a new key to the credential %s, start again, rotate, and take the old line out", handed)
 	}
 	secret := make([]byte, chacha20poly1305.KeySize)
-	rand.Read(secret) //nolint:errcheck // never fails
+	rand.Read(secret)
 	next, err := newKey(secret)
 	if err != nil {
 		return berm.Errorf(berm.Internal, "the key of the secrets: %w", err)
@@ -244,7 +244,7 @@ func (k *keyring) seal(id string, version int64, value []byte) (keyID string, se
 	}
 	last := k.keys[len(k.keys)-1]
 	sealed = make([]byte, chacha20poly1305.NonceSizeX, chacha20poly1305.NonceSizeX+len(value)+chacha20poly1305.Overhead)
-	rand.Read(sealed) //nolint:errcheck // never fails
+	rand.Read(sealed)
 	return last.id, last.aead.Seal(sealed, sealed, value, about(id, version)), nil
 }
 
