@@ -1,0 +1,151 @@
+package e2b
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/control/enginetest"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+type carrier struct{ *enginetest.Network }
+
+func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (control.Link, []string, error) {
+	l, warnings, err := c.Network.Attach(ctx, id, link, p, open, events)
+	if err != nil {
+		return nil, nil, err
+	}
+	return l, warnings, nil
+}
+
+func newOnlineWorld(t *testing.T, public bool) (*world, *enginetest.Network) {
+	n := &enginetest.Network{}
+	return newWorld(t, func(c *control.Config) { c.Egress = control.Egress{Service: carrier{n}, Public: public} }), n
+}
+
+func TestNetworkFields(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	s := w.create(`{"templateID":"base"}`)
+	if s.Berm.Network != "public" || s.Berm.DefaultEgress != "public" {
+		t.Errorf("%+v", s.Berm)
+	}
+	s = w.create(`{"templateID":"base","network":{"allowOut":["*.example.com","192.0.2.1"],"denyOut":["0.0.0.0/0"]}}`)
+	at := "/sandboxes/" + string(s.SandboxID)
+	if d := w.detail(at); s.Berm.Network != "rules" || len(d.Network.AllowOut) != 2 || len(d.Network.DenyOut) != 1 {
+		t.Errorf("%+v, %+v", s.Berm, d.Network)
+	}
+	for body, refusal := range map[string]struct {
+		status int
+		text   string
+	}{
+		`{"denyOut":["example.com"]}`:                                                      {400, "invalid denied CIDR example.com"},
+		`{"allowOut":["example.com"]}`:                                                     {400, "you must include 'ALL_TRAFFIC' in deny out"},
+		`{"allowOut":["a b"],"denyOut":["0.0.0.0/0"]}`:                                     {400, "a b"},
+		`{"rules":{"example.com":[{"transform":{"headers":{"A\r\n":"b"}}}]}}`:              {400, "must not contain CR or LF"},
+		`{"rules":{"":[{"transform":{"headers":{"A":"b"}}}]}}`:                             {400, "must not be empty"},
+		`{"rules":{"example.com":[{"transform":{"headers":{"A":"b"}}}]}}`:                  {501, "network.rules"},
+		`{"rules":{"example.com":[{"transform":{"headers":{"A":"1"}}},{"transform":{}}]}}`: {400, "example.com"},
+		`{"egressProxy":{"address":"192.0.2.1:1080"}}`:                                     {501, "network.egressProxy"},
+		`{"dnsServers":["192.0.2.1"]}`:                                                     {501, "network.dnsServers"},
+		`{"allowOut":"example.com"}`:                                                       {400, "allowOut"},
+	} {
+		for method, path := range map[string]string{"PUT": at + "/network", "POST": "/v2/sandboxes"} {
+			send := body
+			if method == "POST" {
+				send = `{"templateID":"base","network":` + body + `}`
+			}
+			if r := w.want(refusal.status, method, path, send); !strings.Contains(string(r.body), refusal.text) {
+				t.Errorf("%s %s: %s", method, send, r.body)
+			}
+		}
+	}
+	if n.Link(s.SandboxID).Policy().Revision != "1" {
+		t.Error("a refused update changed the policy")
+	}
+	w.want(204, "PUT", at+"/network", `{"allow_internet_access":false}`)
+	if d := w.detail(at); d.Berm.Network != "nothing" || d.Network != nil || d.Internet == nil || *d.Internet {
+		t.Errorf("%+v", d)
+	}
+	w.want(204, "PUT", at+"/network", `{}`)
+	if d := w.detail(at); d.Berm.Network != "public" {
+		t.Errorf("%+v", d.Berm)
+	}
+	w.want(404, "PUT", "/sandboxes/"+string(berm.NewSandboxID())+"/network", `{}`)
+
+	denying, _ := newOnlineWorld(t, false)
+	if s := denying.create(`{"templateID":"base"}`); s.Berm.Network != "nothing" || s.Berm.DefaultEgress != "deny" {
+		t.Errorf("%+v", s.Berm)
+	}
+	// Nothing else passes there, so names alone are enough.
+	denying.want(201, "POST", "/v2/sandboxes", `{"templateID":"base","network":{"allowOut":["example.com"]}}`)
+}
+
+func TestNetworkPolicy(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	s := w.create(`{"templateID":"base"}`)
+	at := "/berm/v1/sandboxes/" + string(s.SandboxID) + "/network"
+	first := w.want(200, "GET", at, "")
+	if first.header.Get("ETag") != `"1"` || !json.Valid(first.body) {
+		t.Errorf("%v %s", first.header, first.body)
+	}
+	const next = `{"version":1,"rules":[{"id":"web","to":["example.com"]}]}`
+	changed := w.want(200, "PUT", at, next, "If-Match", `"1"`)
+	if changed.header.Get("ETag") != `"2"` || !strings.Contains(string(changed.body), `"revision":2`) {
+		t.Errorf("%v %s", changed.header, changed.body)
+	}
+	for _, tag := range []string{`"1"`, `"02"`, "2", `W/"2"`, `"-1"`, `"0"`, "x"} {
+		w.want(412, "PUT", at, next, "If-Match", tag)
+	}
+	w.want(200, "PUT", at, next, "If-Match", "*")
+	w.want(200, "PUT", at, "version: 1\nrules:\n  - {id: org, to: [example.org]}\n", "Content-Type", "application/yaml")
+	got := w.want(200, "GET", at, "", "Accept", "application/yaml")
+	if text := string(got.body); got.header.Get("ETag") != `"4"` || !strings.Contains(text, "- {id: org, to: [example.org]") {
+		t.Errorf("%v %s", got.header, text)
+	}
+	if p := n.Link(s.SandboxID).Policy(); p.Revision != "4" || !strings.Contains(string(p.JSON), "example.org") {
+		t.Errorf("in force: %s %s", p.Revision, p.JSON)
+	}
+	for _, wrong := range []string{"", "{}", `{"version":2}`, `{"version":1,"rules":[{"to":["*.com"]}]}`, `{"version":1,"other":1}`} {
+		w.want(400, "PUT", at, wrong)
+	}
+	if w.want(200, "GET", at, "").header.Get("ETag") != `"4"` {
+		t.Error("a refused policy counts")
+	}
+	offline := newWorld(t)
+	o := offline.create(`{"templateID":"base"}`)
+	if o.Berm.DefaultEgress != "deny" {
+		t.Errorf("%+v", o.Berm)
+	}
+	at = "/berm/v1/sandboxes/" + string(o.SandboxID) + "/network"
+	offline.want(404, "GET", at, "")
+	offline.want(501, "PUT", at, next)
+	offline.want(200, "GET", at+"/log", "")
+}
+
+func TestNetworkLog(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	s := w.create(`{"templateID":"base"}`)
+	tell := n.Link(s.SandboxID).Tell
+	tell(egress.Event{Time: time.Now(), Kind: "flow", Name: "example.com", Port: 443, Protocol: "tcp", Action: "allow", Up: 1, Down: 2})
+	tell(egress.Event{Time: time.Now(), Kind: "dns", Name: "\x1b[2J", Action: "deny", Reason: "not_listed"})
+	var log struct{ Events []control.FlowEvent }
+	at := "/berm/v1/sandboxes/" + string(s.SandboxID) + "/network/log"
+	w.want(200, "GET", at+"?after=1", "").into(t, &log)
+	if len(log.Events) != 1 || log.Events[0].Seq != 2 || log.Events[0].Reason != "not_listed" {
+		t.Errorf("%+v", log)
+	}
+	w.want(400, "GET", at+"?after=-1", "")
+	w.want(404, "GET", "/berm/v1/sandboxes/"+string(berm.NewSandboxID())+"/network/log", "")
+	text := string(w.want(200, "GET", "/metrics", "").body)
+	for _, line := range []string{`network_bytes_total{direction="up",sandbox="` + string(s.SandboxID) + `"} 1`, `network_denied_queries_total{sandbox="` + string(s.SandboxID) + `"} 1`} {
+		if !strings.Contains(text, line) {
+			t.Errorf("no %s", line)
+		}
+	}
+}
