@@ -4,11 +4,15 @@ import (
 	"context"
 	"net"
 	"os"
+	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
@@ -53,15 +57,26 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	o := &online{task: t, journal: journal, cancel: cancel}
+	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, o.event)
+	if err != nil {
+		return Result{}, err
+	}
+	for _, w := range warnings {
+		t.Notice("policy: " + w)
+	}
+	if trust != nil {
+		forget, err := r.trust(trust)
+		if err != nil {
+			return Result{}, err
+		}
+		defer forget()
+	}
 	attached := make(chan error, 1)
 	r.Link = func(f *os.File) {
 		// What is sent before waits in the link: nobody reads it.
-		link, warnings, err := egress.Attach(ctx, conn, r.ID, f, policy, t.Network.Open, o.event)
+		err := link.Connect(ctx, f)
 		if err != nil {
 			cancel(err)
-		}
-		for _, w := range warnings {
-			t.Notice("policy: " + w)
 		}
 		o.mu.Lock()
 		o.link = link
@@ -84,6 +99,47 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	defer o.mu.Unlock()
 	result.Denied = o.denied
 	return result, err
+}
+
+// trust makes the programs inside trust an authority. The function returned takes the files
+// for it away.
+func (r *Request) trust(t *egress.Trust) (forget func(), err error) {
+	if r.Template != nil {
+		return nil, berm.Errorf(berm.Unsupported, "in a template's root nothing can be made to trust the network service yet, which the policy's http rules need").
+			WithHint("leave --template or the rules with http out")
+	}
+	state, err := session.StateDir()
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp(state, "trust-")
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "make a directory for certificates: %w", err)
+	}
+	forget = func() { os.RemoveAll(dir) }
+	cu := cleanup.Make(forget)
+	defer cu.Clean()
+	at := map[string]string{} // where a file lies inside
+	for i, f := range t.Files {
+		source := filepath.Join(dir, strconv.Itoa(i)+filepath.Ext(f.Path))
+		if err := os.WriteFile(source, f.Data, 0o444); err != nil {
+			return nil, berm.Errorf(berm.Internal, "write certificates: %w", err)
+		}
+		at[f.Path] = f.Path
+		if info, err := os.Lstat(f.Path); err != nil || !info.Mode().IsRegular() {
+			// Nothing can be put beside the host's files, which are read-only.
+			at[f.Path] = "/run/berm/" + filepath.Base(source)
+		}
+		r.Covered = append(r.Covered, Covered{at[f.Path], source})
+	}
+	for name, value := range t.Env {
+		if moved := at[value]; moved != "" {
+			value = moved
+		}
+		r.Env = append(unset(r.Env, name), name+"="+value)
+	}
+	cu.Release()
+	return forget, nil
 }
 
 // finish waits a moment for what the service has still to tell.

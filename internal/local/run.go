@@ -45,11 +45,17 @@ type Request struct {
 	// Network gives the sandbox a link, whose other end Link gets.
 	Network bool
 	Link    func(*os.File)
+	// Covered are files that lie inside in the place of the host's own, or where there is
+	// none.
+	Covered []Covered
 	// Signals are passed on to the command.
 	Signals <-chan os.Signal
 	// Started is called when the command is about to run; nil is nothing.
 	Started func()
 }
+
+// Covered is a file at a path inside, and where it lies outside.
+type Covered struct{ Path, Source string }
 
 // Outcome is how a command ended.
 type Outcome struct {

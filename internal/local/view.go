@@ -52,6 +52,10 @@ func view(r *Request, upper launch.Upper) (wall.Host, error) {
 		}
 		h.Shown = append(h.Shown, shown)
 	}
+	for _, c := range r.Covered {
+		h.Shown = append(h.Shown, wall.Shown{Path: c.Path, Source: c.Source, File: true})
+	}
+	slices.SortStableFunc(h.Shown, func(a, b wall.Shown) int { return strings.Compare(a.Path, b.Path) })
 	return h, nil
 }
 

@@ -23,38 +23,62 @@ type Link struct {
 // Events are told to events, one at a time. The caller keeps its own descriptor of the link.
 // Kinds: Invalid (the policy), Unavailable, Unsupported.
 func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
-	l := &Link{wire: NewWire(conn), events: events, answers: make(chan Answer, 1), done: make(chan struct{})}
-	go l.receive()
-	warnings, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open}, link)
+	l := newLink(conn, events)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open}, link)
 	if err != nil {
 		conn.Close()
 		return nil, nil, err
 	}
-	return l, warnings, nil
+	return l, a.Warnings, nil
+}
+
+// Prepare is the first half of Attach, for whoever makes the sandbox: it returns what has to
+// be trusted inside, nil for nothing. Connect is the other half.
+func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, events func(Event)) (*Link, *Trust, []string, error) {
+	l := newLink(conn, events)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true}, nil)
+	if err != nil {
+		conn.Close()
+		return nil, nil, nil, err
+	}
+	return l, a.Trust, a.Warnings, nil
+}
+
+// Connect hands over the link after Prepare.
+func (l *Link) Connect(ctx context.Context, link *os.File) error {
+	_, err := l.order(ctx, Order{}, link)
+	return err
+}
+
+func newLink(conn *net.UnixConn, events func(Event)) *Link {
+	l := &Link{wire: NewWire(conn), events: events, answers: make(chan Answer, 1), done: make(chan struct{})}
+	go l.receive()
+	return l
 }
 
 // Set replaces the policy. Flows that it does not allow are reset before Set returns.
 func (l *Link) Set(ctx context.Context, p Policy) ([]string, error) {
-	return l.order(ctx, Order{Policy: p}, nil)
+	a, err := l.order(ctx, Order{Policy: p}, nil)
+	return a.Warnings, err
 }
 
-func (l *Link) order(ctx context.Context, o Order, link *os.File) ([]string, error) {
+func (l *Link) order(ctx context.Context, o Order, link *os.File) (Answer, error) {
 	l.ordered.Lock()
 	defer l.ordered.Unlock()
 	if err := l.wire.Send(o, link); err != nil {
-		return nil, berm.Errorf(berm.Unavailable, "the network service is gone: %w", err)
+		return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone: %w", err)
 	}
 	select {
 	case a := <-l.answers:
 		if a.Error != nil {
-			return nil, a.Error.err()
+			return Answer{}, a.Error.err()
 		}
-		return a.Warnings, nil
+		return a, nil
 	case <-l.done:
-		return nil, berm.Errorf(berm.Unavailable, "the network service is gone")
+		return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone")
 	case <-ctx.Done():
 		l.Close() // its answer would be taken for that of the next order
-		return nil, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
+		return Answer{}, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
 	}
 }
 

@@ -44,14 +44,32 @@ type Order struct {
 	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`  // of the first message
 	Policy   Policy         `json:"policy"`
 	Open     []string       `json:"open,omitempty"` // address ranges that the operator opens
+	// Trust asks, with the first message, which comes without the link then, what the sandbox
+	// has to trust for requests to be looked into. The link comes with the second message.
+	// Without it rules that look into requests let nothing through.
+	Trust bool `json:"trust,omitempty"`
 }
 
 // Answer is a message from the service: the reply to an order, or what happened.
 type Answer struct {
 	Done     bool     `json:"done,omitempty"`
 	Warnings []string `json:"warnings,omitempty"` // about the policy
+	Trust    *Trust   `json:"trust,omitempty"`    // when it was asked for and is needed
 	Error    *Failure `json:"error,omitempty"`
 	Event    *Event   `json:"event,omitempty"`
+}
+
+// Trust is what makes programs inside trust the authority of the sandbox: one that is made for
+// it, whose key the service keeps in memory.
+type Trust struct {
+	Files []TrustFile       `json:"files"`
+	Env   map[string]string `json:"env"`
+}
+
+// TrustFile is a file that lies inside in the place of the host's own.
+type TrustFile struct {
+	Path string `json:"path"`
+	Data []byte `json:"data"`
 }
 
 // Failure is an error on the wire.
@@ -64,7 +82,7 @@ type Failure struct {
 // Event is a flow that ended, a flow or a query that was denied.
 type Event struct {
 	Time     time.Time `json:"time"`               // of its beginning
-	Kind     string    `json:"kind"`               // "flow" or "dns"
+	Kind     string    `json:"kind"`               // "flow", "dns" or "http", a request in a flow
 	Name     string    `json:"name,omitempty"`     // that the sandbox asked for
 	Address  string    `json:"address,omitempty"`  // that was dialed, or was to be
 	Port     uint16    `json:"port,omitempty"`     //
@@ -76,7 +94,10 @@ type Event struct {
 	Up       int64     `json:"up,omitempty"`       // bytes out of the sandbox
 	Down     int64     `json:"down,omitempty"`     // bytes into it
 	Duration float64   `json:"seconds,omitempty"`
-	Count    int       `json:"count,omitempty"` // of equal denials that one event stands for
+	Method   string    `json:"method,omitempty"` // of a request, which was looked into
+	Path     string    `json:"path,omitempty"`
+	Status   int       `json:"status,omitempty"` // that the sandbox got
+	Count    int       `json:"count,omitempty"`  // of equal denials that one event stands for
 	Revision string    `json:"revision,omitempty"`
 }
 

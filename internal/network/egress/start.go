@@ -61,7 +61,7 @@ func start(program *os.File, args ...string) (*process, error) {
 	}
 	defer unix.Close(fd)
 	cmd := exec.Cmd{
-		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: append([]string{"berm", Command}, args...), Dir: "/", Env: []string{"PATH=/usr/bin:/bin"},
+		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: append([]string{"berm", Command}, args...), Dir: "/", Env: environment(),
 		ExtraFiles:  []*os.File{theirs},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // the terminal's keys are not for it
 	}
@@ -95,4 +95,16 @@ func pair() (ours *net.UnixConn, theirs *os.File, err error) {
 		return nil, nil, err
 	}
 	return conn.(*net.UnixConn), theirs, nil
+}
+
+// environment is what the service gets of its owner's: where a company keeps the authorities
+// by which upstreams are verified.
+func environment() []string {
+	env := []string{"PATH=/usr/bin:/bin"}
+	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
+		if value, ok := os.LookupEnv(name); ok {
+			env = append(env, name+"="+value)
+		}
+	}
+	return env
 }

@@ -33,6 +33,7 @@ type Workspace struct {
 // none has a symbolic link in the middle.
 type Shown struct {
 	Path   string
+	Source string // what lies there, if it is not the host's own
 	Target string // of a symbolic link, which is made anew
 	File   bool   // no directory
 	Write  bool
@@ -99,7 +100,11 @@ func (h Host) build(s *SetUp, c Config) {
 		if !p.Write {
 			h.pin(s, p.Path)
 		}
-		s.attach(stageRoot+p.Path, launch.Tree{Path: p.Path, Write: p.Write, Host: !p.Write, Own: p.Own && !p.Write, NoSetuid: true, Exact: true})
+		source := p.Source
+		if source == "" {
+			source = p.Path
+		}
+		s.attach(stageRoot+p.Path, launch.Tree{Path: source, Write: p.Write, Host: !p.Write, Own: p.Own && !p.Write, NoSetuid: true, Exact: true})
 		flags := attached(c)
 		if !p.Write {
 			flags |= unix.MS_RDONLY

@@ -37,7 +37,7 @@ func (e *events) add(event egress.Event) {
 		// A program that tries again and again is one event.
 		for i := len(e.waiting) - 1; i >= 0; i-- {
 			w := &e.waiting[i]
-			if w.Action == event.Action && w.Kind == event.Kind && w.Name == event.Name && w.Address == event.Address && w.Port == event.Port && w.Reason == event.Reason {
+			if w.Action == event.Action && w.Kind == event.Kind && w.Name == event.Name && w.Address == event.Address && w.Port == event.Port && w.Reason == event.Reason && w.Method == event.Method && w.Path == event.Path {
 				w.Count = max(w.Count, 1) + 1
 				return
 			}

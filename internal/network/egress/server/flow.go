@@ -86,7 +86,7 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	x.mu.Lock()
 	v := x.policy.Decide(question)
 	f.verdict, f.judge = v, x.policy
-	allowed := v.Action == policy.Allow && !v.Inspect
+	allowed := v.Action == policy.Allow && (!v.Inspect || x.ca != nil)
 	if allowed {
 		if v.Match != nil && v.Match.Once {
 			x.spent[v.Rule] = true
@@ -98,7 +98,7 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 		return f
 	}
 	if v.Action == policy.Allow {
-		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, which this network service cannot"
+		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, and the sandbox was not made to trust that"
 	}
 	f.deny(v)
 	x.record(f)
@@ -130,7 +130,7 @@ func (x *sandbox) rejudge(f *flow) {
 	if addr, err := netip.ParseAddr(f.to()); err == nil && v.Action == policy.Allow && question.Host.Name() != "" {
 		_, v = x.policy.Vet(v, []netip.Addr{addr})
 	}
-	if v.Action == policy.Allow && (v.Inspect || direct(v) != direct(f.verdict)) {
+	if v.Action == policy.Allow && (v.Inspect != f.verdict.Inspect || direct(v) != direct(f.verdict)) {
 		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule that now applies looks at how such a flow begins"
 	}
 	if v.Action != policy.Allow {
@@ -234,8 +234,8 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 		f.deny(v)
 		return errDenied
 	}
-	if hello == nil {
-		return x.plain(ctx, f, ahead)
+	if hello == nil || f.verdict.Inspect {
+		return x.look(ctx, f, ahead)
 	}
 	outside, err := x.dial(ctx, f, "tcp")
 	if err != nil {
@@ -245,20 +245,39 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 	return stack.Splice(ahead, outside.(*net.TCPConn))
 }
 
-// plain passes HTTP without TLS on, each request of which must be for the flow's name.
-func (x *sandbox) plain(ctx context.Context, f *flow, conn *inspect.Conn) error {
+// look passes HTTP on, each request of which is judged: it must be for the flow's name, and be
+// one that the rule allows.
+func (x *sandbox) look(ctx context.Context, f *flow, conn *inspect.Conn) error {
 	p := inspect.NewProxy(inspect.Config{
-		Judge: authority{f},
+		CA:    x.ca,
+		Judge: requests{f},
+		Log:   func(r inspect.Record) { x.request(f, r) },
 		Dial:  func(ctx context.Context, _ inspect.Flow) (net.Conn, error) { return x.dial(ctx, f, "tcp") },
 	})
 	defer p.Close()
 	return p.Serve(conn, inspect.Flow{Name: f.question.Host.Name(), Port: f.question.Port})
 }
 
-// authority lets every request to the flow's name pass: the rule does not look into them.
-type authority struct{ flow *flow }
+// request tells of a request that was looked into.
+func (x *sandbox) request(f *flow, r inspect.Record) {
+	if !f.verdict.Inspect {
+		return
+	}
+	e := egress.Event{
+		Time: r.Start, Kind: "http", Name: f.question.Host.Name(), Address: f.to(), Port: f.question.Port, Protocol: string(f.inside.Protocol),
+		Action: string(policy.Allow), Rule: r.Rule, Revision: f.verdict.Revision, Method: r.Method, Path: r.Path, Status: r.Status,
+		Up: r.Sent, Down: r.Received, Duration: r.Duration.Seconds(), Detail: r.Err,
+	}
+	if r.Reason != "" {
+		e.Action, e.Reason = string(policy.Deny), string(r.Reason)
+	}
+	x.events.add(e)
+}
 
-func (a authority) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
+// requests judges those of one flow.
+type requests struct{ flow *flow }
+
+func (a requests) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
 	v := a.flow.verdict.DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
 	if v.Action != policy.Allow {
 		a.flow.deny(v)

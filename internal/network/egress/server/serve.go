@@ -19,6 +19,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
@@ -93,12 +94,30 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		return
 	}
 	defer x.close()
-	if w.Send(egress.Answer{Done: true, Warnings: warnings}, nil) != nil {
+	if w.Send(egress.Answer{Done: true, Warnings: warnings, Trust: x.trust}, nil) != nil {
 		return
 	}
-	go func() { // a link that failed ends the connection: its owner makes another
-		<-x.stack.Done()
-		conn.Close()
+	if first.Trust {
+		var second egress.Order
+		if w.Receive(&second) != nil {
+			return
+		}
+		answer := egress.Answer{Done: true}
+		if err := x.connect(w.Link()); err != nil {
+			answer = egress.Answer{Error: egress.Failed(err)}
+		}
+		if w.Send(answer, nil) != nil || answer.Error != nil {
+			return
+		}
+	}
+	ending := make(chan struct{})
+	defer close(ending) // before x.close, which has still to tell what happened
+	go func() {         // a link that failed ends the connection: its owner makes another
+		select {
+		case <-x.stack.Done():
+			conn.Close()
+		case <-ending:
+		}
 	}()
 	for {
 		var next egress.Order
@@ -122,7 +141,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	switch {
 	case o.Protocol != egress.Protocol:
 		return nil, nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", egress.Protocol, o.Protocol)
-	case w.Link() == nil:
+	case w.Link() == nil && !o.Trust:
 		return nil, nil, berm.Errorf(berm.Invalid, "no link came with the policy")
 	}
 	var ranges []netip.Prefix
@@ -138,26 +157,62 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 		return nil, nil, err
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), live: map[*flow]struct{}{}}
-	if warnings, err = x.set(o); err != nil {
+	if warnings, err = x.set(o); err == nil && o.Trust {
+		err = x.makeTrust()
+	} else if err == nil {
+		err = x.connect(w.Link())
+	}
+	if err != nil {
+		x.events.close()
 		return nil, nil, err
 	}
+	return x, warnings, nil
+}
+
+// connect begins to use a link.
+func (x *sandbox) connect(link *os.File) error {
+	if link == nil {
+		return berm.Errorf(berm.Invalid, "no link came with the message")
+	}
 	// The stack closes what it is given, and the descriptor belongs to a file.
-	raw, err := w.Link().SyscallConn()
+	raw, err := link.SyscallConn()
 	if err != nil {
-		return nil, nil, berm.Errorf(berm.Internal, "use the link: %w", err)
+		return berm.Errorf(berm.Internal, "use the link: %w", err)
 	}
 	fd := -1
 	if controlErr := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); controlErr != nil {
 		err = controlErr
 	}
-	w.Link().Close()
+	link.Close()
 	if err != nil {
-		return nil, nil, berm.Errorf(berm.Internal, "use the link: %w", err)
+		return berm.Errorf(berm.Internal, "use the link: %w", err)
 	}
-	if x.stack, err = stack.New(fd, x, stack.Limits{}); err != nil {
-		return nil, nil, err
+	x.stack, err = stack.New(fd, x, stack.Limits{})
+	return err
+}
+
+// authorityLife is how long a sandbox's authority is valid: longer than any sandbox lives.
+const authorityLife = 30 * 24 * time.Hour
+
+// makeTrust makes the sandbox's authority if its policy looks into requests, and says what has
+// to be trusted inside, where the programs are this machine's.
+func (x *sandbox) makeTrust() error {
+	if !x.evaluator().CanInspect() {
+		return nil
 	}
-	return x, warnings, nil
+	ca, err := inspect.NewCA(authorityLife)
+	if err != nil {
+		return err
+	}
+	files, env, err := inspect.Trust(os.DirFS("/"), ca.PEM(), nil)
+	if err != nil {
+		return err
+	}
+	x.ca, x.trust = ca, &egress.Trust{Env: env}
+	for _, f := range files {
+		x.trust.Files = append(x.trust.Files, egress.TrustFile{Path: f.Path, Data: f.Data})
+	}
+	return nil
 }
 
 // sandbox is one sandbox's network. It judges the flows of its stack.
@@ -168,17 +223,23 @@ type sandbox struct {
 	names  *dns.Names
 	stack  *stack.Stack
 	events *events
+	ca     *inspect.CA // nil: no requests are looked into
+	trust  *egress.Trust
 
 	mu     sync.Mutex
 	policy *policy.Evaluator
 	spent  map[string]bool // rules for one flow that were used
 	live   map[*flow]struct{}
+	expiry *time.Timer // at the end of the next rule that ends
 }
 
 // set puts a policy in force, and resets the flows that it does not allow.
 func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	p, err := compile(o.Policy)
 	if err != nil {
+		return nil, err
+	}
+	if err := enforceable(p); err != nil {
 		return nil, err
 	}
 	e, err := policy.NewEvaluator(p, nil, x.table)
@@ -194,7 +255,58 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	for f := range x.live {
 		x.rejudge(f)
 	}
+	x.expire(p)
 	return warnings, nil
+}
+
+// enforceable refuses what a policy asks for and nobody here would keep.
+func enforceable(p *policy.Policy) error {
+	cannot := func(what string) error {
+		return berm.Errorf(berm.Unsupported, "this version cannot enforce %s of a network policy", what).WithHint("leave it out; what cannot be kept is not accepted")
+	}
+	if p.DNS.Real || len(p.DNS.Types) > 0 {
+		return cannot("dns: mode and types")
+	}
+	if p.Limits != (policy.Limits{}) {
+		return cannot("limits:")
+	}
+	for i := range p.Rules {
+		switch r := &p.Rules[i]; {
+		case r.Limits != (policy.Limits{}):
+			return cannot("limits: in rules")
+		case len(r.DNSTypes) > 0:
+			return cannot("dns_types:")
+		}
+	}
+	return nil
+}
+
+// expire judges the flows again when a rule's time is over. The caller holds the lock.
+func (x *sandbox) expire(p *policy.Policy) {
+	if x.expiry != nil {
+		x.expiry.Stop()
+	}
+	var next time.Time
+	for i := range p.Rules {
+		if at := p.Rules[i].Expires; at.After(time.Now()) && (next.IsZero() || at.Before(next)) {
+			next = at
+		}
+	}
+	if next.IsZero() {
+		return
+	}
+	in := x.policy
+	x.expiry = time.AfterFunc(time.Until(next), func() {
+		x.mu.Lock()
+		defer x.mu.Unlock()
+		if x.policy != in {
+			return
+		}
+		for f := range x.live {
+			x.rejudge(f)
+		}
+		x.expire(p)
+	})
 }
 
 // compile makes a policy of the form in which it came.
@@ -229,7 +341,14 @@ func (x *sandbox) evaluator() *policy.Evaluator {
 }
 
 func (x *sandbox) close() {
-	x.stack.Close()
+	x.mu.Lock()
+	if x.expiry != nil {
+		x.expiry.Stop()
+	}
+	x.mu.Unlock()
+	if x.stack != nil { // it never got its link
+		x.stack.Close()
+	}
 	x.events.close()
 }
 
