@@ -225,6 +225,10 @@ func isAuthority(host string, f Flow) bool {
 	if strings.Contains(name, ":") {
 		name = "[" + name + "]"
 	}
+	// EqualFold takes the Kelvin sign for a k.
+	if strings.ContainsFunc(host, func(r rune) bool { return r >= 0x80 }) {
+		return false
+	}
 	return strings.EqualFold(host, name) && f.Port == 443 || strings.EqualFold(host, net.JoinHostPort(f.Name, strconv.Itoa(int(f.Port))))
 }
 

@@ -62,11 +62,17 @@ func newMatcher(needles []needle) *matcher {
 		}
 	}
 	m.link()
-	for pair := range 1 << 16 {
-		first, second := byte(pair>>8), byte(pair)
-		at := m.root[first]
-		if introduces(first) || at != 0 && (introduces(second) || m.edge(at, second) != 0) {
-			m.pairs[pair/64] |= 1 << (pair % 64)
+	for _, first := range introducers {
+		for second := range 256 {
+			m.pair(first, byte(second))
+		}
+	}
+	for _, e := range m.nodes[0].next {
+		for _, second := range introducers {
+			m.pair(e.b, second)
+		}
+		for _, second := range m.nodes[e.to].next {
+			m.pair(e.b, second.b)
 		}
 	}
 	return m
@@ -88,6 +94,11 @@ func (m *matcher) add(text string, found int32) {
 		m.nodes[at].length = int32(len(text))
 	}
 	m.longest = max(m.longest, len(text))
+}
+
+func (m *matcher) pair(first, second byte) {
+	n := uint(first)<<8 | uint(second)
+	m.pairs[n/64] |= 1 << (n % 64)
 }
 
 func (m *matcher) edge(at int32, b byte) int32 {

@@ -68,7 +68,9 @@ func (s *stream) found(n *node, from, to int64) {
 	}
 }
 
-// introduces says whether c begins an escape.
+// introducers begin escapes.
+var introducers = [...]byte{'%', '\\', '&'}
+
 func introduces(c byte) bool { return c == '%' || c == '\\' || c == '&' }
 
 // decode takes the byte at a place.
