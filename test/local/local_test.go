@@ -88,6 +88,7 @@ type person struct {
 	temp          string // for temporary files: nothing is to be left in it
 	env           []string
 	outer         []string // a command that runs what follows it in another environment
+	rootOutside   bool     // outer is root's, and becomes this user by itself
 }
 
 // each runs a test as an ordinary user and, when the caller may, as root.
@@ -206,7 +207,7 @@ func (p *person) program(argv ...string) *exec.Cmd {
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Dir, cmd.Env = p.project, p.env
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if p.uid != os.Geteuid() {
+	if p.uid != os.Geteuid() && !p.rootOutside {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uint32(p.uid), Gid: uint32(p.uid)}
 	}
 	cmd.WaitDelay = 5 * time.Second
