@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"syscall"
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
@@ -26,10 +27,12 @@ func newEgressCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			// Nobody of the same user looks into it, it never gains rights, and what it parses
 			// does not end up in a core file.
-			for _, set := range [][2]int{{unix.PR_SET_DUMPABLE, 0}, {unix.PR_SET_NO_NEW_PRIVS, 1}} {
-				if err := unix.Prctl(set[0], uintptr(set[1]), 0, 0, 0); err != nil {
-					return berm.Errorf(berm.Internal, "give rights away: %w", err)
-				}
+			if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+				return berm.Errorf(berm.Internal, "give rights away: %w", err)
+			}
+			// Each thread has a no_new_privs of its own.
+			if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+				return berm.Errorf(berm.Internal, "give rights away: %w", errno)
 			}
 			_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
 			var c service.Config

@@ -90,14 +90,20 @@ func printFlow(w io.Writer, style terminal.Style, e client.FlowEvent) error {
 		action = style.Bad(action)
 	}
 	what := e.Protocol
-	if e.Kind == "dns" {
-		what = "dns"
+	if e.Kind != "flow" {
+		what = e.Kind
 	}
-	line := style.Dim(e.Time.Local().Format("2006-01-02 15:04:05.000")) + " " + action + " " + fmt.Sprintf("%-4s", terminal.Escape(what)) + terminal.Escape(to)
+	if e.Method != "" {
+		to = e.Method + " " + to + e.Path
+	}
+	line := style.Dim(e.Time.Local().Format("2006-01-02 15:04:05.000")) + " " + action + " " + fmt.Sprintf("%-5s", terminal.Escape(what)) + terminal.Escape(to)
 	add := func(name, value string) {
 		if value != "" {
 			line += " " + style.Dim(name+"="+terminal.Escape(value))
 		}
+	}
+	if e.Status != 0 {
+		add("status", strconv.Itoa(e.Status))
 	}
 	add("reason", e.Reason)
 	add("rule", e.Rule)

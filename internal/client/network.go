@@ -37,11 +37,14 @@ func (c *Client) NetworkPolicy(ctx context.Context, id berm.SandboxID) (NetworkP
 type FlowEvent struct {
 	Seq      uint64    `json:"seq"`
 	Time     time.Time `json:"time"`
-	Kind     string    `json:"kind"` // flow or dns
+	Kind     string    `json:"kind"` // flow, dns, or http for a request in a flow
 	Name     string    `json:"name,omitempty"`
 	Address  string    `json:"address,omitempty"`
 	Port     uint16    `json:"port,omitempty"`
 	Protocol string    `json:"protocol,omitempty"`
+	Method   string    `json:"method,omitempty"`
+	Path     string    `json:"path,omitempty"`
+	Status   int       `json:"status,omitempty"`
 	Action   string    `json:"action"` // allow or deny
 	Rule     string    `json:"rule,omitempty"`
 	Reason   string    `json:"reason,omitempty"`

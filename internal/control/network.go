@@ -114,15 +114,15 @@ const (
 	attachTime = 10 * time.Second
 	// finishTime bounds how long the end of a sandbox waits for what the service has to tell.
 	finishTime = time.Second
-	// Denials for which a sandbox gets records of their own; of the others the next record
-	// tells the number. A sandbox can be denied as often as it likes.
-	denialsPerSecond = 50
-	denialsAtOnce    = 500
+	// Denials and requests for which a sandbox gets records of their own; of the others the
+	// next record tells the number. A sandbox can be denied as often as it likes.
+	recordsPerSecond = 50
+	recordsAtOnce    = 500
 	// maxFlows is how many flows and denials of a sandbox are kept for NetworkLog.
 	maxFlows = 1000
 )
 
-// FlowEvent is a flow, a denial or a query that the network service told of.
+// FlowEvent is a flow, a denial, a request that was looked into, or a query that the network service told of.
 type FlowEvent struct {
 	Seq uint64 `json:"seq"` // counts the events of the sandbox while this server runs
 	egress.Event
@@ -145,7 +145,7 @@ type online struct {
 	traffic Traffic
 	flows   []FlowEvent
 	seq     uint64
-	denials *rate.Limiter
+	records *rate.Limiter // for denials and requests
 	untold  int
 
 	over chan struct{} // closed when the sandbox ends
@@ -153,7 +153,7 @@ type online struct {
 }
 
 func newOnline() *online {
-	return &online{over: make(chan struct{}), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce)}
+	return &online{over: make(chan struct{}), records: rate.NewLimiter(recordsPerSecond, recordsAtOnce)}
 }
 
 // goOnline gives a new sandbox its network, with the first policy.
@@ -300,6 +300,7 @@ func (s *session) flow(e egress.Event) {
 	o.mu.Lock()
 	times := uint64(max(e.Count, 1))
 	switch {
+	case e.Kind == "http": // a part of a flow
 	case !denied:
 		o.traffic.Allowed++
 		o.traffic.Up += e.Up
@@ -319,7 +320,9 @@ func (s *session) flow(e egress.Event) {
 	gap := 0
 	if denied {
 		record.Outcome = audit.Denied
-		if !o.denials.Allow() {
+	}
+	if denied || e.Kind == "http" {
+		if !o.records.Allow() {
 			o.untold++
 			o.mu.Unlock()
 			return
@@ -335,7 +338,7 @@ func (s *session) flow(e egress.Event) {
 	if gap > 0 {
 		emit(audit.Record{
 			Sandbox: s.info.ID, Actor: system, Type: audit.Gap, Src: "egress", Trust: audit.TrustHost, Outcome: audit.OK,
-			Reason: "the sandbox was denied too often", Data: map[string]any{"source": "egress", "count": gap},
+			Reason: "there were too many at once", Data: map[string]any{"source": "egress", "count": gap},
 		})
 	}
 	emit(record)

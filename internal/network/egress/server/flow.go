@@ -97,7 +97,10 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	if allowed {
 		return f
 	}
-	if v.Action == policy.Allow {
+	switch v.Action {
+	case policy.Ask:
+		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule asks, and nobody answers here"
+	case policy.Allow:
 		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, and the sandbox was not made to trust that"
 	}
 	f.deny(v)
@@ -112,13 +115,17 @@ func (x *sandbox) isSpent(rule string) bool { return x.spent[rule] }
 func (x *sandbox) vet(f *flow, found []netip.Addr) ([]netip.Addr, policy.Verdict) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	v := f.verdict
-	if f.judge != x.policy {
-		question := f.question
-		question.Time, question.Spent = time.Now(), nil
-		v = x.policy.Decide(question)
+	return x.policy.Vet(x.current(f), found)
+}
+
+// current is the verdict about a flow by the policy in force. The caller holds the lock.
+func (x *sandbox) current(f *flow) policy.Verdict {
+	if f.judge == x.policy {
+		return f.verdict
 	}
-	return x.policy.Vet(v, found)
+	question := f.question
+	question.Time, question.Spent = time.Now(), nil
+	return x.policy.Decide(question)
 }
 
 // rejudge ends a flow that a new policy does not allow, or not in the same way. The caller
@@ -250,7 +257,7 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 func (x *sandbox) look(ctx context.Context, f *flow, conn *inspect.Conn) error {
 	p := inspect.NewProxy(inspect.Config{
 		CA:    x.ca,
-		Judge: requests{f},
+		Judge: requests{x, f},
 		Log:   func(r inspect.Record) { x.request(f, r) },
 		Dial:  func(ctx context.Context, _ inspect.Flow) (net.Conn, error) { return x.dial(ctx, f, "tcp") },
 	})
@@ -275,10 +282,16 @@ func (x *sandbox) request(f *flow, r inspect.Record) {
 }
 
 // requests judges those of one flow.
-type requests struct{ flow *flow }
+type requests struct {
+	sandbox *sandbox
+	flow    *flow
+}
 
 func (a requests) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
-	v := a.flow.verdict.DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
+	a.sandbox.mu.Lock()
+	v := a.sandbox.current(a.flow)
+	a.sandbox.mu.Unlock()
+	v = v.DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
 	if v.Action != policy.Allow {
 		a.flow.deny(v)
 	}
