@@ -102,7 +102,11 @@ print(open('a/b/shown/file').read(), os.listdir('a/b/hidden'))`
 		// What is not there, and what would be something else.
 		p.sh("true", "--ro", "nosuch").exits(125).says("nosuch")
 		p.sh("true", "--rw", "/nosuch/x").exits(125).says("nosuch")
-		p.sh("cat file", "--hide", "nosuch").prints("one")
+		p.sh("true", "--hide", ".evn").exits(125).says("--hide .evn", "there is no")
+		p.sh("true", "--rw", ".", "--ro", ".").exits(125).says("--ro .", "--rw .", "contradict")
+		p.sh("true", "--cow", "--rw", p.project).exits(125).says("--cow", "--rw "+p.project)
+		p.sh("true", "--hide", "sub", "--ro", "./sub/").exits(125).says("--ro ./sub/", "--hide sub")
+		p.sh("true", "--ro", "sub", "--ro", "./sub/").exits(0)
 		p.sh("true", "--hide", ".").exits(125)
 		p.sh("true", "--ro", "").exits(2)
 		p.link("project/out", other)

@@ -29,6 +29,7 @@ type Config struct {
 	Preset  string            // used when the command line names none
 	Presets map[string]Rights // a name of a built-in preset replaces it
 	path    string
+	extends map[string]int // the line where a preset says so
 }
 
 // LoadConfig reads the user's configuration file. A file that does not exist is an
@@ -114,7 +115,7 @@ func quoted(path string) string {
 }
 
 func parseConfig(path string, content []byte) (*Config, error) {
-	config := &Config{path: path, Presets: map[string]Rights{}}
+	config := &Config{path: path, Presets: map[string]Rights{}, extends: map[string]int{}}
 	f := file{path}
 	root, err := f.root(content)
 	if err != nil {
@@ -132,6 +133,7 @@ func parseConfig(path string, content []byte) (*Config, error) {
 				var r Rights
 				err := f.mapping(value, false, func(key string, value *yaml.Node) (bool, error) {
 					if key == "extends" {
+						config.extends[name] = value.Line
 						return true, f.text(value, key, &r.Extends, nil)
 					}
 					return f.right(&r, key, value)

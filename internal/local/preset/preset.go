@@ -15,7 +15,7 @@ type Access string
 
 // The kinds of access, least first.
 const (
-	Hide      Access = "hide" // something empty lies there instead
+	Hide      Access = "hide" // an empty directory lies there instead, or a file that nobody can open
 	ReadOnly  Access = "ro"
 	ReadWrite Access = "rw"
 )

@@ -45,9 +45,9 @@ type part struct {
 
 // Resolve puts a run's rights together: the built-in default, then the preset with what
 // it extends, then the command line. Later ones win; lists add up. It fails with Invalid
-// for an unknown preset and presets that extend each other, with NotFound for a path of
-// the command line that does not exist, and with Denied for one below a place that
-// sandboxes can write, when a symbolic link lies on it.
+// for an unknown preset, presets that extend each other and flags that contradict each
+// other, with NotFound for a path of the command line that does not exist, and with Denied
+// for one below a place that sandboxes can write, when a symbolic link lies on it.
 func Resolve(request Request) (Grant, error) {
 	config := request.Config
 	if config == nil {
@@ -80,6 +80,20 @@ func Resolve(request Request) (Grant, error) {
 	return g, nil
 }
 
+// Names lists the presets that there are: Berm's own and those of a configuration, which may
+// be nil.
+func Names(config *Config) ([]string, error) {
+	all, err := builtins()
+	if err != nil {
+		return nil, err
+	}
+	all[Default] = base
+	if config != nil {
+		maps.Copy(all, config.Presets)
+	}
+	return slices.Sorted(maps.Keys(all)), nil
+}
+
 // chain lists a preset and what lies below it, lowest first.
 func chain(config *Config, name string) ([]part, error) {
 	ours := map[string]Rights{Default: base}
@@ -103,9 +117,15 @@ func chain(config *Config, name string) ([]part, error) {
 			}
 		}
 		if !ok {
-			maps.Copy(ours, config.Presets)
-			return nil, berm.Errorf(berm.Invalid, "there is no preset %q", clip(at.name)).
-				WithHint("the presets are %s", strings.Join(slices.Sorted(maps.Keys(ours)), ", "))
+			err := berm.Errorf(berm.Invalid, "there is no preset %q", clip(at.name))
+			if len(seen) > 0 {
+				by := seen[len(seen)-1].name
+				err = berm.Errorf(berm.Invalid, "%s:%d: preset %q extends %q, which does not exist", quoted(config.path), config.extends[by], by, clip(at.name))
+			} else if at.name == config.Preset {
+				err = berm.Errorf(berm.Invalid, "%s: there is no preset %q", quoted(config.path), clip(at.name))
+			}
+			names, _ := Names(config)
+			return nil, err.WithHint("the presets are %s", strings.Join(names, ", "))
 		}
 		if slices.Contains(seen, at) {
 			return nil, berm.Errorf(berm.Invalid, "%s: preset %q extends itself", quoted(config.path), at.name)
@@ -159,21 +179,41 @@ func override[T comparable](to *T, value T) {
 
 // asked is a path that a part names.
 type asked struct {
-	path   string
-	access Access
-	from   source
+	path    string
+	access  Access
+	from    source
+	written string
+}
+
+// flag is how the command line asks for it.
+func (a asked) flag() string {
+	if a.access == copyOnWrite {
+		return "--cow"
+	}
+	return "--" + string(a.access) + " " + quoted(a.written)
 }
 
 // addPaths adds the parts' paths.
 func (g *Grant) addPaths(place Place, parts []part) error {
 	var wanted []asked // in the order in which later ones win
+	flags := map[string]asked{}
 	for _, p := range parts {
+		if p.from == fromFlags && p.Workspace != "" {
+			flags[place.Workspace] = asked{place.Workspace, Access(p.Workspace), p.from, "."}
+		}
 		for _, list := range []struct {
 			paths  []string
 			access Access
 		}{{p.ReadOnly, ReadOnly}, {p.ReadWrite, ReadWrite}, {p.Hide, Hide}} {
 			for _, path := range list.paths {
-				a := asked{place.expand(path), list.access, p.from}
+				a := asked{place.expand(path), list.access, p.from, path}
+				if other, twice := flags[a.path]; twice && other.access != a.access {
+					// The order between two flags is not kept.
+					return berm.Errorf(berm.Invalid, "%s and %s contradict each other", other.flag(), a.flag()).WithHint("leave one of them out")
+				}
+				if a.from == fromFlags {
+					flags[a.path] = a
+				}
 				if a.path != place.Workspace {
 					wanted = append(wanted, a)
 				} else if a.access == Hide {
@@ -210,13 +250,13 @@ func (g *Grant) addPaths(place Place, parts []part) error {
 		case errors.Is(err, unix.ELOOP):
 			return berm.Errorf(berm.Denied, "%q leads over a symbolic link in a directory that sandboxes write", a.path).
 				WithHint("name the path that the link leads to")
-		case a.access == Hide: // nothing is there
+		case a.access == Hide && a.from != fromFlags: // nothing is there
 		case a.from == fromConfig:
 			g.Notices = append(g.Notices, fmt.Sprintf("preset %s: %q is not shown: %v", g.Preset, a.path, err))
 		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENOTDIR):
-			return berm.Errorf(berm.NotFound, "there is no %q", a.path)
+			return berm.Errorf(berm.NotFound, "%s: there is no %q", a.flag(), a.path)
 		default:
-			return berm.Errorf(berm.Denied, "open %q: %w", a.path, err)
+			return berm.Errorf(berm.Denied, "%s: open %q: %w", a.flag(), a.path, err)
 		}
 	}
 	for _, a := range wanted {

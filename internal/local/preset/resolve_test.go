@@ -156,6 +156,14 @@ func TestPresetsThatExtend(t *testing.T) {
 			t.Errorf("%s: %v", presets, err)
 		}
 	}
+	// A mistake is told with its place.
+	c = config(t, "preset: nope\npresets:\n  mine:\n    extends: bild\n")
+	for name, want := range map[string]string{"mine": `:5: preset "mine" extends "bild"`, "": `: there is no preset "nope"`} {
+		_, err := Resolve(Request{Place: place, Config: c, Preset: name, NoToolchain: true})
+		if err == nil || !strings.HasPrefix(err.Error(), c.path) || !strings.Contains(err.Error(), want) || !strings.Contains(berm.HintOf(err), "build, claude-code") {
+			t.Errorf("%v; %s", err, berm.HintOf(err))
+		}
+	}
 }
 
 func TestMissingPaths(t *testing.T) {
@@ -165,7 +173,7 @@ func TestMissingPaths(t *testing.T) {
 	if len(g.Paths) != 0 || len(g.Notices) != 1 || !strings.Contains(g.Notices[0], "/gone") {
 		t.Errorf("%+v", g)
 	}
-	for _, r := range []Rights{{ReadOnly: []string{"gone"}}, {ReadWrite: []string{"~/gone"}}} {
+	for _, r := range []Rights{{ReadOnly: []string{"gone"}}, {ReadWrite: []string{"~/gone"}}, {Hide: []string{".evn"}}} {
 		if _, err := Resolve(Request{Place: place, Flags: r, NoToolchain: true}); berm.KindOf(err) != berm.NotFound {
 			t.Errorf("%v: %v", r, err)
 		}
