@@ -32,6 +32,14 @@ var forbidden = []struct{ from, to, why string }{
 	{"internal/template", "internal/driver", "layers are shared by every level"},
 	{"internal/engine", "internal/api", "an engine serves any protocol"},
 	{"internal/engine", "internal/control", "an engine does not know sessions"},
+	{"internal/network", "internal/api", "the network service is told what to do, and by whom it does not know"},
+	{"internal/network", "internal/control", "the network service knows no sessions"},
+	{"internal/network", "internal/driver", "a link looks the same at every level"},
+	{"internal/network", "internal/engine", "a link looks the same at every level"},
+	{"internal/network", "internal/store", "policies are kept by whoever sets them"},
+	{"internal/network", "internal/local", "the network service serves servers too"},
+	{"internal/network", "internal/credential", "the process that reads packets holds no secrets"},
+	{"internal/credential", "internal/", "what holds secrets knows only the vocabulary"},
 	{"internal/local", "internal/api", "local mode has no server"},
 	{"internal/local", "internal/control", "local mode has no server"},
 	{"internal/local", "internal/engine", "a run is its own monitor"},
@@ -70,7 +78,7 @@ func allowed(from, to string) bool {
 
 // heavy lists what the binaries that run once per sandbox must not link.
 var heavy = map[string][]string{
-	"cmd/berm":         {"net/http", "crypto/tls", "modernc.org/sqlite", "google.golang.org/protobuf/proto", "github.com/prometheus/client_golang/prometheus"},
+	"cmd/berm":         {"net/http", "gvisor.dev/gvisor/pkg/tcpip/stack", "crypto/tls", "modernc.org/sqlite", "google.golang.org/protobuf/proto", "github.com/prometheus/client_golang/prometheus"},
 	"cmd/berm-monitor": {"net/http", "modernc.org/sqlite", "github.com/spf13/cobra", "google.golang.org/protobuf/proto"},
 	"cmd/berm-init":    {"net/http", "net", "crypto/tls", "modernc.org/sqlite", "github.com/spf13/cobra", "google.golang.org/protobuf/proto"},
 	"cmd/berm-guest":   {"modernc.org/sqlite", "github.com/spf13/cobra", "github.com/prometheus/client_golang/prometheus"},
