@@ -49,6 +49,9 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	}
 	policy := t.Network.Policy
 	policy.Entries = append(policy.Entries, r.Grant.Allow...)
+	if err := keepDescriptors(); err != nil {
+		return Result{}, err
+	}
 	conn, err := t.Network.Start()
 	if err != nil {
 		return Result{}, err

@@ -106,9 +106,8 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 	if err := errors.Join(checkPlace(r.Place), checkStreams(r.Streams)); err != nil {
 		return Outcome{}, err
 	}
-	// What the caller inherited by accident must not reach the sandbox.
-	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
-		return Outcome{}, berm.Errorf(berm.Internal, "keep descriptors out of the sandbox: %w", err)
+	if err := keepDescriptors(); err != nil {
+		return Outcome{}, err
 	}
 	ids := own()
 	if mayLease() {
@@ -136,6 +135,15 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 	o := outcome(ended, r.Grant)
 	o.Duration = time.Since(began)
 	return o, nil
+}
+
+// keepDescriptors keeps what the caller inherited by accident out of the sandbox and of the
+// network service.
+func keepDescriptors() error {
+	if err := unix.CloseRange(3, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return berm.Errorf(berm.Internal, "keep descriptors out of the sandbox: %w", err)
+	}
+	return nil
 }
 
 // complete adds to an order what init is to do.

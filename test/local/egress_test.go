@@ -1,0 +1,75 @@
+package local
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// services lists the processes of the network service that a process started.
+func services(parent int) (pids []int) {
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, _ := os.ReadFile(path)
+		command, _ := os.ReadFile(filepath.Dir(path) + "/cmdline")
+		var pid, of int
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		if _, err := fmt.Sscanf(rest, "%1s %d", new(string), &of); err == nil && of == parent && strings.Contains(string(command), "\x00egressd") {
+			_, _ = fmt.Sscan(string(stat), &pid)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// The network service can gain no rights, and has no descriptor of its caller's.
+func TestServiceRights(t *testing.T) {
+	each(t, func(p *person) {
+		if info, err := os.Stat("/dev/net/tun"); err != nil || p.uid != 0 && info.Mode()&0o006 != 0o006 {
+			p.sh("true", "--allow", "example.com").refuses("/dev/net/tun")
+			return
+		}
+		r, w, err := os.Pipe()
+		p.must(err)
+		defer r.Close()
+		defer w.Close()
+		cmd := p.command("run", "-q", "--allow", "example.com", "--", "sh", "-c", "echo ready; sleep 30")
+		cmd.ExtraFiles = []*os.File{w}
+		p.started(cmd)
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		pids := services(cmd.Process.Pid)
+		if len(pids) != 1 {
+			p.Fatalf("services: %v", pids)
+		}
+		dir := fmt.Sprintf("/proc/%d", pids[0])
+		for until := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) { // it may still be starting
+			threads, _ := filepath.Glob(dir + "/task/*/status")
+			all, with := "", 0
+			for _, path := range threads {
+				status, _ := os.ReadFile(path)
+				all += string(status)
+				with += strings.Count(string(status), "NoNewPrivs:\t1\n")
+			}
+			if with > 0 && with == len(threads) {
+				break
+			}
+			if time.Now().After(until) {
+				p.Fatalf("%d of %d threads: %s", with, len(threads), all)
+			}
+		}
+		theirs, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", w.Fd()))
+		p.must(err)
+		fds, err := filepath.Glob(dir + "/fd/*")
+		if p.must(err); os.Geteuid() == 0 && len(fds) == 0 {
+			p.Error("no descriptors can be seen")
+		}
+		for _, fd := range fds {
+			if target, _ := os.Readlink(fd); target == theirs {
+				p.Errorf("%s is %s", fd, target)
+			}
+		}
+	})
+}
