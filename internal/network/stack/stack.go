@@ -62,7 +62,7 @@ type Limits struct {
 	Rate        float64       // new flows per second
 	Burst       int           // new flows at once
 	Queries     int           // datagrams to port 53 that are answered at one time
-	Buffers     int           // bytes waiting in all connections together
+	Buffers     int           // bytes waiting in all connections together; 32 KiB for each of Flows, the rest is shared
 	IdleTCP     time.Duration // until a silent connection is reset
 	IdleUDP     time.Duration // until silence ends a UDP flow
 	Up, Down    int64         // bytes per second, of all flows together
@@ -71,7 +71,7 @@ type Limits struct {
 // Defaults are the limits of a sandbox for which nothing else was asked.
 var Defaults = Limits{
 	Flows: 4096, Datagrams: 256, Destination: 512, Pending: 1024, Rate: 200, Burst: 400, Queries: 64,
-	Buffers: 96 << 20, IdleTCP: 15 * time.Minute, IdleUDP: 30 * time.Second,
+	Buffers: 160 << 20, IdleTCP: 15 * time.Minute, IdleUDP: 30 * time.Second,
 }
 
 // nic is the link as the stack knows it, and queued how many packets may wait to be written

@@ -14,9 +14,10 @@ import (
 	"gvisor.dev/gvisor/pkg/waiter"
 )
 
-// Sizes of one connection's buffer in each direction.
+// Sizes of one connection's buffer in each direction. With less than the least, segments of
+// the first burst would be lost.
 const (
-	leastBuffer = 8 << 10
+	leastBuffer = 16 << 10
 	firstBuffer = 64 << 10 // the window before a connection has its share
 	mostBuffer  = 1 << 20
 )
