@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/terminal"
@@ -41,9 +42,26 @@ func NewRoot(version string) *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return UsageError{Err: err} })
 	root.SuggestionsMinimumDistance = 2
+	root.SetHelpCommand(newHelpCommand(root))
 	root.AddGroup(&cobra.Group{ID: Local, Title: "On this machine, without a server:"},
 		&cobra.Group{ID: Sandboxes, Title: "Sandboxes of a server:"}, &cobra.Group{ID: Machine, Title: "Servers and hosts:"})
 	return root
+}
+
+// newHelpCommand returns a `help` that refuses what is no command.
+func newHelpCommand(root *cobra.Command) *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [COMMAND]",
+		Short: "Help about a command",
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err != nil || len(rest) > 0 {
+				return UnknownCommand(cmd, rest)
+			}
+			cmd.InitDefaultHelpFlag()
+			return cmd.Help()
+		},
+	}
 }
 
 // Grouped puts commands into a group of the help.
@@ -62,6 +80,8 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	err := berm.Errorf(berm.Invalid, "unknown command %q for %q", args[0], cmd.CommandPath())
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		err = err.WithHint("Did you mean %s?", strings.Join(near, " or "))
+	} else if args[0] == "version" {
+		err = err.WithHint("berm --version")
 	}
 	return UsageError{Err: err}
 }
@@ -99,14 +119,44 @@ func (e CodeError) Error() string { return e.Err.Error() }
 // Unwrap returns what went wrong.
 func (e CodeError) Unwrap() error { return e.Err }
 
-// UsageArgs makes a wrong count of arguments a UsageError.
+// UsageArgs makes a wrong count of arguments a UsageError, which names the argument.
 func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
-		if err := check(cmd, args); err != nil {
-			return UsageError{Err: err}
+		err := check(cmd, args)
+		if err == nil {
+			return nil
 		}
-		return nil
+		if needed := neededArgs(cmd); len(args) < len(needed) {
+			return UsageError{Err: fmt.Errorf("%s: %s is missing", cmd.CommandPath(), needed[len(args)])}
+		}
+		for i := range args {
+			if check(cmd, args[:i+1]) != nil {
+				return UsageError{Err: unexpected(cmd, args[i])}
+			}
+		}
+		return UsageError{Err: err}
 	}
+}
+
+// neededArgs are the arguments that a command must have, as its usage names them.
+func neededArgs(cmd *cobra.Command) (names []string) {
+	for _, word := range strings.Fields(cmd.Use)[1:] {
+		if word[0] != '[' && word != "--" {
+			names = append(names, strings.TrimSuffix(word, "..."))
+		}
+	}
+	return names
+}
+
+// unexpected is the error of an argument that a command has no use for.
+func unexpected(cmd *cobra.Command, arg string) error {
+	err := berm.Errorf(berm.Invalid, "%s: unexpected argument %q", cmd.CommandPath(), arg)
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		if f.NoOptDefVal != "" && f.Value.Type() == "string" { // its value is only taken after "="
+			err = err.WithHint("--%s=%s", f.Name, arg)
+		}
+	})
+	return err
 }
 
 func JSONFlag(cmd *cobra.Command) *bool {
@@ -276,8 +326,7 @@ func Size(n int64) string {
 // Execute runs the command that args name, prints its error, and returns the exit code:
 // 2 after a wrong command line.
 func Execute(ctx context.Context, root *cobra.Command, args []string) int {
-	root.SetArgs(args)
-	cmd, err := root.ExecuteContextC(ctx)
+	cmd, err := execute(ctx, root, args)
 	if err == nil {
 		return 0
 	}
@@ -304,4 +353,15 @@ func Execute(ctx context.Context, root *cobra.Command, args []string) int {
 		return code.Code
 	}
 	return 1
+}
+
+func execute(ctx context.Context, root *cobra.Command, args []string) (*cobra.Command, error) {
+	root.SetArgs(args)
+	if len(args) > 0 && args[0] == "completion" { // which would answer whatever follows with its help
+		root.InitDefaultCompletionCmd(args...)
+		if cmd, _, err := root.Find(args[:1]); err == nil && cmd != root {
+			cmd.Args, cmd.RunE = UnknownCommand, func(cmd *cobra.Command, _ []string) error { return cmd.Help() }
+		}
+	}
+	return root.ExecuteContextC(ctx)
 }
