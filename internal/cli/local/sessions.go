@@ -56,7 +56,11 @@ func newSessionsCommand() *cobra.Command {
 				}
 				continue
 			}
-			table.Row(s.Name, s.Project, state, fmt.Sprint(len(s.Runs)), cli.Span(time.Since(s.Used()))+" ago", strings.Join(last.Argv, " "))
+			used := "?"
+			if s.Broken == nil {
+				used = cli.Span(time.Since(s.Used())) + " ago"
+			}
+			table.Row(s.Name, s.Project, state, fmt.Sprint(len(s.Runs)), used, strings.Join(last.Argv, " "))
 		}
 		if *asJSON {
 			return nil

@@ -76,6 +76,10 @@ func syncDir(dir string) error {
 
 func (j *journal) save(dir string) error {
 	if err := write(dir, filepath.Base(journalPath(dir)), j); err != nil {
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			return berm.Errorf(berm.Exhausted, "write the journal: %w", err).
+				WithHint("make room in the file system of the sessions, %s", dir)
+		}
 		return berm.Errorf(berm.Internal, "write the journal: %w", err)
 	}
 	return nil

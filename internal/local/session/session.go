@@ -81,9 +81,18 @@ func (s *Session) Upper() string { return filepath.Join(s.Dir(), upperDir) }
 // Work returns the path of the overlay's work directory.
 func (s *Session) Work() string { return filepath.Join(s.Dir(), workDir) }
 
-// OpenUpper opens the upper directory for reading what the session changed.
+// OpenUpper opens the upper directory for reading what the session changed. Where a command
+// took the rights to the workspace itself away, the user gets them back.
 func (s *Session) OpenUpper() (*os.Root, error) {
-	root, err := s.store.root.OpenRoot(filepath.Join(s.Name, upperDir))
+	name := filepath.Join(s.Name, upperDir)
+	info, err := s.store.root.Lstat(name)
+	if err == nil && info.Mode()&0o500 != 0o500 {
+		err = s.store.root.Chmod(name, info.Mode().Perm()|0o500)
+	}
+	var root *os.Root
+	if err == nil {
+		root, err = s.store.root.OpenRoot(name)
+	}
 	if err != nil {
 		return nil, s.missing(err)
 	}

@@ -397,6 +397,26 @@ func hostile(t *testing.T, upper, dir string) (canary string) {
 	return canary
 }
 
+// A command can take the rights to the workspace itself away.
+func TestUpperWithoutRights(t *testing.T) {
+	asEverybody(t, func(t *testing.T, dir string) {
+		s := create(t, openStore(t, dir), filepath.Join(dir, "project"))
+		must(t, os.WriteFile(s.Upper()+"/file", nil, 0o600))
+		for _, mode := range []os.FileMode{0, 0o500, 0o055} {
+			must(t, os.Chmod(s.Upper(), mode))
+			upper, err := s.OpenUpper()
+			must(t, err)
+			_, err = upper.Stat("file")
+			must(t, err)
+			must(t, upper.Close())
+			info, err := os.Stat(s.Upper())
+			if must(t, err); info.Mode().Perm() != mode|0o500 {
+				t.Errorf("%o became %o", mode, info.Mode().Perm())
+			}
+		}
+	})
+}
+
 func TestRemoveHostile(t *testing.T) {
 	asEverybody(t, func(t *testing.T, dir string) {
 		store := openStore(t, dir)
