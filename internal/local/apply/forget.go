@@ -124,11 +124,10 @@ func (f *forgetter) prepare(dir string) error {
 		return nil
 	}
 	f.ready[dir] = true
-	if dir == "." {
-		return nil
-	}
-	if err := f.prepare(path.Dir(dir)); err != nil {
-		return err
+	if dir != "." {
+		if err := f.prepare(path.Dir(dir)); err != nil {
+			return err
+		}
 	}
 	mine, err := f.upper.open(dir, unix.O_PATH|unix.O_DIRECTORY)
 	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENOTDIR) || errors.Is(err, unix.ELOOP) {
@@ -141,7 +140,7 @@ func (f *forgetter) prepare(dir string) error {
 	if err := f.open(dir, mine); err != nil {
 		return err
 	}
-	if !opaque(mine) {
+	if dir == "." || !opaque(mine) {
 		return nil
 	}
 	if err := f.hide(dir, mine); err != nil {

@@ -63,6 +63,7 @@ func TestUser(t *testing.T) {
 	os.Chmod(upper+"/fresh/deep", 0o500)
 	os.Chmod(upper+"/fresh", 0o500)
 	os.Chmod(upper+"/secret", 0)
+	os.Chmod(upper, 0o500) // by a command that took the rights to the workspace away
 	got := f.apply(f.request("closed", "opened", "closing", "fresh", "secret", "old/z"))
 	f.expect(got, map[string]Outcome{
 		"closed/a": Failed, "opened": Applied, "opened/a": Applied, "closing": Applied, "closing/a": Applied,
@@ -87,6 +88,10 @@ func TestUser(t *testing.T) {
 	if _, err := os.Lstat(upper + "/fresh"); !os.IsNotExist(err) {
 		t.Errorf("fresh is left in the upper: %v", err)
 	}
+	if st, err := os.Stat(upper); err != nil || st.Mode().Perm() != 0o500 {
+		t.Errorf("the upper: %v, %v", st, err)
+	}
+	os.Chmod(upper, 0o700)
 	os.Chmod(upper+"/secret", 0o600)
 	noTemps(t, root)
 }
