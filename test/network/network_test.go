@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm/test/harness"
 )
 
@@ -456,6 +458,40 @@ for a in ["%s"] * 10 + ["%s"] * 10 + ["10.9.9.9", "169.254.169.254", "100.64.9.9
 		t.Fatal(err)
 	}
 	l.cut(t, since, 5*time.Second)
+}
+
+// A host without TUN devices runs sandboxes without a network, and says so.
+func TestHostWithoutTUN(t *testing.T) {
+	harness.Slow(t)
+	// Of the tests' own mount namespace.
+	if err := unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount("/dev/net", unix.MNT_DETACH) })
+	ctx, s := start(t)
+	for _, options := range []object{nil, {"allow_internet_access": true}, {"network": network(nil, []string{eight})}} {
+		sandbox := create(t, ctx, s, options)
+		expect(t, ctx, sandbox, map[string]bool{"https://1.1.1.1/": false})
+		var answer struct{ Berm struct{ Network string } }
+		if err := s.Call(ctx, "GET", "/sandboxes/"+sandbox.ID, nil, &answer); err != nil || answer.Berm.Network != "none" {
+			t.Errorf("%v: told of %q, %v", options, answer.Berm.Network, err)
+		}
+		var status *harness.StatusError
+		for body, want := range map[string]int{`{}`: 0, `{"allowOut":["1.1.1.1"]}`: 501} {
+			err := s.Call(ctx, "PUT", "/sandboxes/"+sandbox.ID+"/network", rawJSON(body), nil)
+			if want == 0 && err != nil || want != 0 && (!errors.As(err, &status) || status.Status != want) {
+				t.Errorf("PUT %s: %v", body, err)
+			}
+		}
+	}
+	var status *harness.StatusError
+	_, err := s.Create(ctx, time.Minute, object{"network": network([]string{one}, nil)})
+	if !errors.As(err, &status) || status.Status != 501 || !strings.Contains(status.Body, "TUN") {
+		t.Errorf("allowOut: %v", err)
+	}
+	if look(t).Seen[one] > 0 {
+		t.Error("something came out")
+	}
 }
 
 // The metrics tell of each sandbox's traffic.

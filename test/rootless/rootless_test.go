@@ -104,6 +104,18 @@ func newUser(t *testing.T, ids string) *user {
 			t.Fatal(err)
 		}
 	}
+	// Distributions let everybody open this device.
+	tun := filepath.Join(t.TempDir(), "tun")
+	err = unix.Mknod(tun, unix.S_IFCHR, int(unix.Mkdev(10, 200)))
+	if err == nil {
+		err = os.Chmod(tun, 0o666)
+	}
+	if err == nil {
+		err = unix.Mount(tun, "/dev/net/tun", "", unix.MS_BIND, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
 	// The tree of the project may lie where this user cannot look.
 	binary, err := harness.Binary()
 	if err != nil {
@@ -396,9 +408,26 @@ func use(u *user) (unlimited map[string]string) {
 		t.Errorf("pause: %v, %s", err, stderr)
 	}
 
+	// What leaves goes through the network service, which denies and tells.
+	denied := func() {
+		t.Helper()
+		if out, _, err := u.try("exec", made.ID, "--", "sh", "-c", "echo | nc -w 3 169.254.169.254 80"); err == nil {
+			t.Errorf("metadata: %q", out)
+		}
+		wait(t, func() string {
+			log := u.berm("net", "log", "--json", made.ID)
+			if strings.Contains(log, `"reason":"metadata"`) {
+				return ""
+			}
+			return "no denial in " + log
+		})
+	}
+	denied()
+
 	// The server dies, and the next one requires limits.
 	u.end()
 	u.serve("--require-limits")
+	denied()
 	if out := u.berm("exec", made.ID, "--", "cat", "/tmp/kept"); out != "kept" {
 		t.Errorf("after the crash: %q", out)
 	}
