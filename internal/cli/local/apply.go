@@ -88,7 +88,7 @@ func (f *applyFlags) run(cmd *cobra.Command, args []string) error {
 	}
 	defer func() { p.Close() }()
 	results := p.Results()
-	if dangerous := count(results, apply.Dangerous); dangerous > 0 && !f.flagged && !f.dryRun && !*f.json && terminal.Is(cmd.InOrStdin()) && terminal.Is(cmd.ErrOrStderr()) {
+	if dangerous := count(results, apply.Flagged); dangerous > 0 && !f.flagged && !f.dryRun && !*f.json && terminal.Is(cmd.InOrStdin()) && terminal.Is(cmd.ErrOrStderr()) {
 		agreed, err := agree(cmd.InOrStdin(), cmd.ErrOrStderr(), results)
 		if err != nil {
 			return err
@@ -105,6 +105,9 @@ func (f *applyFlags) run(cmd *cobra.Command, args []string) error {
 	var runErr error
 	if !f.dryRun {
 		results, runErr = p.Run(ctx)
+	}
+	if runErr != nil && results == nil {
+		return runErr // nothing was done
 	}
 	if err := f.show(cmd, results); err != nil {
 		return err
@@ -156,7 +159,7 @@ func agree(in io.Reader, out io.Writer, results []apply.Result) (bool, error) {
 	style := terminal.StyleFor(out)
 	_, _ = fmt.Fprintln(out, style.Bad("This machine, or a tool that you use on the project, would obey these by itself:"))
 	for _, r := range results {
-		if r.Outcome == apply.Dangerous {
+		if r.Outcome == apply.Flagged {
 			_, _ = fmt.Fprintf(out, "  %s  %s\n", style.Bad(change.Quote(r.Path)), terminal.Escape(r.Reason))
 		}
 	}
@@ -196,7 +199,7 @@ func (f *applyFlags) show(cmd *cobra.Command, results []apply.Result) error {
 		switch r.Outcome {
 		case apply.Same:
 			continue
-		case apply.Conflict, apply.Dangerous, apply.Failed, apply.Unclear, apply.NotApplied:
+		case apply.Conflict, apply.Flagged, apply.Failed, apply.Unclear, apply.NotApplied:
 			text = style.Bad(text)
 		case apply.Skipped:
 			text = style.Dim(text)
@@ -212,7 +215,7 @@ func (f *applyFlags) show(cmd *cobra.Command, results []apply.Result) error {
 		cli.Notice(cmd, "there is nothing to apply")
 		return nil
 	}
-	if sums[apply.Dangerous] > 0 && !f.flagged {
+	if sums[apply.Flagged] > 0 && !f.flagged {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), style.Dim("hint:"), "look at them with berm diff; berm apply --flagged PATH takes them")
 	}
 	return nil
@@ -233,7 +236,7 @@ func leftOut(results []apply.Result) int {
 	n := 0
 	for _, r := range results {
 		switch r.Outcome {
-		case apply.Conflict, apply.Dangerous, apply.Skipped, apply.Failed, apply.NotApplied, apply.Unclear:
+		case apply.Conflict, apply.Flagged, apply.Skipped, apply.Failed, apply.NotApplied, apply.Unclear:
 			n++
 		}
 	}

@@ -271,7 +271,7 @@ func (f *fixture) content(name string) string {
 func TestApply(t *testing.T) {
 	f := newFixture(t)
 	f.write("project", map[string]string{
-		"edit": "old", "gone": "x", "dir/one": "1", "dir/two": "2", "file": "f", "tree/a/b": "b", "link": "->edit", "script": "s", "nothing": "x",
+		"edit": "old", "gone": "x", "dir/one": "1", "dir/two": "2", "file": "f", "tree/a/b": "b", "link": "->edit", "script": "s", "nothing": "x", "stays": "s",
 	})
 	os.Truncate(filepath.Join(f.root, "project/nothing"), 0)
 	os.Chmod(filepath.Join(f.root, "project/nothing"), 0)
@@ -298,7 +298,7 @@ func TestApply(t *testing.T) {
 	compare(t, "project", snapshot(t, filepath.Join(f.root, "project")), map[string]string{
 		"edit": reg("644", "new"), "hard": reg("644", "new"), "new": dir("755"), "new/deep": dir("500"), "new/deep/file": reg("644", "n"),
 		"empty": dir("755"), "file": dir("755"), "file/now": dir("755"), "file/now/dir": reg("644", "d"), "tree": reg("644", "file"),
-		"link": fmt.Sprintf("120000 %x", sha256.Sum256([]byte("new"))), "script": reg("755", "s"), "name\n\x1b[31m\xff": reg("644", "odd"),
+		"link": fmt.Sprintf("120000 %x", sha256.Sum256([]byte("new"))), "script": reg("755", "s"), "stays": reg("644", "s"), "name\n\x1b[31m\xff": reg("644", "odd"),
 	})
 	compare(t, "upper", snapshot(t, filepath.Join(f.session, "upper")), nil)
 	if a, b := remember(t, filepath.Join(f.root, "project"))["edit"].stamp.Inode, remember(t, filepath.Join(f.root, "project"))["hard"].stamp.Inode; a == b {
@@ -408,14 +408,15 @@ func TestRefused(t *testing.T) {
 		change.Change{Path: "dir/fifo", Kind: change.Added, New: change.Entry{Size: 4, Mode: 0o644}},
 	)
 	unix.Mkfifo(upper+"/dir/fifo", 0o644)
-	for i, want := range []Outcome{Dangerous, Applied} {
+	var got map[string]Result
+	for i, want := range []Outcome{Flagged, Applied} {
 		r.Consent = i == 1
 		if i == 1 {
 			r.Changes = f.request().Changes
 		}
-		got := f.apply(r)
+		got = f.apply(r)
 		for _, name := range []string{".envrc", ".git/hooks/post-checkout", "suid"} {
-			if got[name].Outcome != want || want == Dangerous && got[name].Reason == "" {
+			if got[name].Outcome != want || want == Flagged && got[name].Reason == "" {
 				t.Errorf("%s: %+v", name, got[name])
 			}
 		}
@@ -430,6 +431,9 @@ func TestRefused(t *testing.T) {
 				t.Errorf("%s: %+v, want %s", name, got[name], want)
 			}
 		}
+	}
+	if r := got["suid"]; !strings.Contains(r.Reason, "set-user-ID") {
+		t.Errorf("%+v", r)
 	}
 	if st, _ := f.project.Stat("suid"); st.Mode() != 0o755 {
 		t.Error(st.Mode())

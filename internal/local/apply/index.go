@@ -12,32 +12,49 @@ const indexLimit = 64 << 20
 
 func isIndex(name string) bool { return path.Base(name) == "index" && inRepository(name) }
 
-// indexSum is a digest of what a git index (version 2 to 4, SHA-1) says of the files,
-// without what it remembers of their times and inodes: "git status" refreshes that, and
-// always does after an apply. It is nil when this is not such an index.
-// Format: gitformat-index(5).
+// indexSum is a digest of what a git index says of the files, without what it remembers of
+// their times and inodes: "git status" refreshes that, and always does after an apply. It is
+// nil when this is no index that indexEntries understands.
 func indexSum(b []byte) []byte {
+	h := sha256.New()
+	ok := indexEntries(b, func(mode, id []byte, flags uint16, extended, name []byte) {
+		// The low 12 bits are the length of the name.
+		h.Write(binary.BigEndian.AppendUint16(nil, flags&0xb000))
+		h.Write(extended)
+		h.Write(mode)
+		h.Write(id)
+		h.Write(name)
+		h.Write([]byte{0})
+	})
+	if !ok {
+		return nil
+	}
+	return h.Sum(nil)
+}
+
+// indexEntries visits the entries of a git index (version 2 to 4, SHA-1), and says whether
+// this is one. The slices are valid for one visit only. Format: gitformat-index(5).
+func indexEntries(b []byte, visit func(mode, id []byte, flags uint16, extended, name []byte)) bool {
 	const header, fixed, checksum = 12, 62, 20
 	if len(b) < header+checksum || string(b[:4]) != "DIRC" {
-		return nil
+		return false
 	}
 	version, count := binary.BigEndian.Uint32(b[4:]), binary.BigEndian.Uint32(b[8:])
 	if version < 2 || version > 4 {
-		return nil
+		return false
 	}
-	h := sha256.New()
 	b = b[header : len(b)-checksum]
 	var name []byte
 	for range count {
 		if len(b) < fixed {
-			return nil
+			return false
 		}
 		mode, id, flags := b[24:28], b[40:60], binary.BigEndian.Uint16(b[60:])
 		size := fixed
 		extended := []byte{0, 0}
 		if flags&0x4000 != 0 {
 			if size += 2; version == 2 || len(b) < size {
-				return nil
+				return false
 			}
 			extended = b[fixed:size]
 		}
@@ -47,7 +64,7 @@ func indexSum(b []byte) []byte {
 			drop, n := uint64(0), 0
 			for {
 				if n == len(rest) || n > 8 {
-					return nil
+					return false
 				}
 				c := rest[n]
 				drop = drop<<7 | uint64(c&0x7f)
@@ -57,7 +74,7 @@ func indexSum(b []byte) []byte {
 				drop++
 			}
 			if drop > uint64(len(name)) {
-				return nil
+				return false
 			}
 			name, rest, size = name[:uint64(len(name))-drop], rest[n:], size+n
 		} else {
@@ -65,25 +82,19 @@ func indexSum(b []byte) []byte {
 		}
 		end := bytes.IndexByte(rest, 0)
 		if end < 0 {
-			return nil
+			return false
 		}
 		name = append(name, rest[:end]...)
 		if size += end + 1; version != 4 {
 			size = (size + 7) &^ 7
 		}
 		if size > len(b) {
-			return nil
+			return false
 		}
 		b = b[size:]
-		// The low 12 bits are the length of the name.
-		h.Write(binary.BigEndian.AppendUint16(nil, flags&0xb000))
-		h.Write(extended)
-		h.Write(mode)
-		h.Write(id)
-		h.Write(name)
-		h.Write([]byte{0})
+		visit(mode, id, flags, extended, name)
 	}
-	return h.Sum(nil)
+	return true
 }
 
 // sameIndex says whether an index says of the files what it said in the base.

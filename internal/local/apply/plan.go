@@ -6,6 +6,7 @@
 package apply
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -31,7 +32,7 @@ const (
 	Merge      Outcome = "merge"       // changed on both sides, will be written as the merge of both
 	Same       Outcome = "same"        // the project has it already
 	Conflict   Outcome = "conflict"    // changed outside too
-	Dangerous  Outcome = "dangerous"   // the host would obey it, and nobody agreed to that
+	Flagged    Outcome = "flagged"     // the host would obey it, or much is deleted, and nobody agreed to that
 	Skipped    Outcome = "skipped"     // never applied: fifos, sockets, devices, set-user-ID bits, locks
 	Applied    Outcome = "applied"     // done
 	Merged     Outcome = "merged"      // done, as the merge of both sides
@@ -45,6 +46,10 @@ type Result struct {
 	Path    string
 	Outcome Outcome
 	Reason  string
+	Deleted bool // the session deleted it
+	// Unit is the path with which this one shares outcome and reason: that of a repository,
+	// of something in a new directory, or "." when most of the project is deleted.
+	Unit string
 }
 
 // Request says what to bring where.
@@ -62,8 +67,11 @@ type Request struct {
 	// Paths are files and directories to restrict the changes to; none means all. What a
 	// path cannot do without comes along: its new parent directories, and all of a .git.
 	Paths []string
-	// Consent applies also what the host would execute or obey.
+	// Consent applies also what the host would execute or obey, and deletes also a repository
+	// or most of the project.
 	Consent bool
+	// Overwrite takes the session's side where both changed, but for repositories.
+	Overwrite bool
 }
 
 // Plan is what will be done to each path.
@@ -91,6 +99,8 @@ type step struct {
 	Now     *Stamp // what is there after the run
 
 	danger string
+	repo   string // the repository of git that it is of
+	unit   string // what its outcome is shared with
 	merged []byte
 	temp   string // name of the temporary file once it exists
 }
@@ -111,6 +121,48 @@ func (s *step) wasDir() bool    { return s.Was != nil && s.Was.kind() == unix.S_
 
 // New judges each change. It reads both sides and writes nothing.
 func New(ctx context.Context, r Request) (*Plan, error) {
+	p, err := open(r)
+	if err != nil {
+		return nil, err
+	}
+	if err := p.judgeAll(ctx); err != nil {
+		p.Close()
+		return nil, err
+	}
+	return p, nil
+}
+
+// Outside returns which of the changes' paths are not what the session began with in the
+// project, as far as that is known; of a repository its .git. It reads and writes nothing else.
+func Outside(r Request) ([]string, error) {
+	p, err := open(r)
+	if err != nil {
+		return nil, err
+	}
+	defer p.Close()
+	var list []string
+	for _, c := range r.Changes {
+		name := c.Path
+		unit, inUnit := repository(name)
+		if !valid(name) || inUnit && len(list) > 0 && list[len(list)-1] == unit {
+			continue
+		}
+		now, err := p.project.stat(name)
+		if err != nil || now != nil && now.Mode&unix.S_IFMT == unix.S_IFDIR {
+			continue
+		}
+		_, state := p.base.stat(name)
+		if now == nil && state == Present || now != nil && p.moved(name, now) {
+			if inUnit {
+				name = unit
+			}
+			list = append(list, name)
+		}
+	}
+	return list, nil
+}
+
+func open(r Request) (*Plan, error) {
 	if _, err := os.Lstat(journalPath(r.Dir)); err == nil {
 		return nil, interrupted()
 	}
@@ -129,10 +181,6 @@ func New(ctx context.Context, r Request) (*Plan, error) {
 		p.upper.Close()
 		return nil, berm.Errorf(berm.Internal, "open the project: %w", err)
 	}
-	if err := p.judgeAll(ctx); err != nil {
-		p.Close()
-		return nil, err
-	}
 	return p, nil
 }
 
@@ -148,7 +196,7 @@ func (p *Plan) Results() []Result { return results(p.steps) }
 func results(steps []*step) []Result {
 	list := make([]Result, len(steps))
 	for i, s := range steps {
-		list[i] = Result{string(s.Path), s.Outcome, s.Reason}
+		list[i] = Result{string(s.Path), s.Outcome, s.Reason, s.deletes(), s.unit}
 	}
 	return list
 }
@@ -165,7 +213,10 @@ func (p *Plan) judgeAll(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		s := &step{Path: raw(c.Path), Kind: c.Kind, Mode: c.New.Mode, Size: c.New.Size, Target: raw(c.New.Target), danger: c.Danger}
+		s := &step{Path: raw(c.Path), Kind: c.Kind, Mode: c.New.Mode, Size: c.New.Size, Target: raw(c.New.Target), danger: c.Danger, repo: c.Repository}
+		if unit, ok := repository(c.Path); ok {
+			s.repo = unit
+		}
 		p.steps = append(p.steps, s)
 		if err := p.judge(ctx, s, c, made, merges); err != nil {
 			return err
@@ -186,7 +237,12 @@ func (p *Plan) judgeAll(ctx context.Context) error {
 		}
 	}
 	p.judgeRepositories()
+	if !p.request.Consent {
+		p.holdRepositories()
+		p.holdDeletions()
+	}
 	p.keepParents()
+	p.dropEmpty()
 	late := map[string]bool{} // directories that come only once something else has gone
 	for _, s := range p.steps {
 		name := string(s.Path)
@@ -259,6 +315,10 @@ func (p *Plan) judge(ctx context.Context, s *step, c change.Change, made map[str
 		s.refuse(Skipped, "a lock of git in the session is of no use to the project")
 		return nil
 	}
+	if s.Mode.IsDir() && !p.upper.enters(name) {
+		s.refuse(Failed, "the session's directory cannot be read: its mode is changed in the session, with chmod u+rwx")
+		return nil
+	}
 	now, err := p.project.stat(name)
 	switch {
 	case err == nil:
@@ -298,8 +358,11 @@ func (p *Plan) judge(ctx context.Context, s *step, c change.Change, made map[str
 	if err := p.outside(ctx, s, c, now, merges); err != nil {
 		return err
 	}
+	if s.Outcome == Conflict && p.request.Overwrite && !inRepository(name) {
+		s.Outcome, s.Reason = Apply, ""
+	}
 	if s.planned() && s.danger != "" && !p.request.Consent {
-		s.refuse(Dangerous, "%s", s.danger)
+		s.refuse(Flagged, "%s", s.danger)
 	}
 	return nil
 }
@@ -324,6 +387,8 @@ func (p *Plan) outside(ctx context.Context, s *step, c change.Change, now *unix.
 	case state == Absent:
 		s.refuse(Conflict, "created outside since the session began")
 	case !p.moved(c.Path, now):
+	case s.deletes():
+		s.refuse(Conflict, "the session deleted it, and it was changed outside since the session began")
 	default:
 		if s.Was.kind() == unix.S_IFREG && (state == Unknown || was.kind() == unix.S_IFREG) && s.Mode.IsRegular() && !inRepository(c.Path) {
 			return merges.merge(ctx, p, s, was, state)
@@ -356,10 +421,32 @@ func (p *Plan) keepParents() {
 	stays := map[string]*step{}
 	for _, s := range slices.Backward(p.steps) {
 		if m := stays[string(s.Path)]; m != nil && s.leavesDir() && s.planned() {
-			s.refuse(Conflict, "%q in it is not applied: %s", string(m.Path), m.Reason)
+			if m.Outcome == Flagged {
+				s.refuse(Flagged, "%s", m.Reason)
+				s.unit = cmp.Or(m.unit, string(m.Path))
+			} else {
+				s.refuse(Conflict, "%q in it is not applied: %s", string(m.Path), m.Reason)
+			}
 		}
 		if s.deletes() && !s.planned() && s.Outcome != Same {
 			stays[path.Dir(string(s.Path))] = s
+		}
+	}
+}
+
+// dropEmpty makes no new directory of whose content nothing comes.
+func (p *Plan) dropEmpty() {
+	filled, refused := map[string]bool{}, map[string]*step{}
+	for _, s := range slices.Backward(p.steps) {
+		name := string(s.Path)
+		if m := refused[name]; m != nil && s.planned() && s.makesDir() && !filled[name] {
+			s.refuse(m.Outcome, "nothing in it is applied")
+			s.unit = cmp.Or(m.unit, string(m.Path))
+		}
+		if s.planned() || s.Outcome == Same {
+			filled[path.Dir(name)] = true
+		} else {
+			refused[path.Dir(name)] = s
 		}
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -107,34 +106,14 @@ func (p *Plan) judgeRepositories() {
 			}
 		}
 		if reason == "" {
-			p.newRepository(unit, steps)
 			continue
 		}
 		for _, s := range steps {
-			if s.planned() || s.Outcome == Dangerous || s.Outcome == Conflict {
-				s.refuse(Conflict, "%s; to fetch the session's commits, run \"git bundle create session.bundle --all\" in the session, apply session.bundle and run \"git fetch session.bundle\"", reason)
+			if s.planned() || s.Outcome == Flagged || s.Outcome == Conflict {
+				s.refuse(Conflict, "%s", reason)
+				s.unit = unit
 			}
 		}
-	}
-}
-
-// newRepository holds back a repository that the session made when its configuration is:
-// half of one is none.
-func (p *Plan) newRepository(unit string, steps []*step) {
-	i := slices.IndexFunc(p.steps, func(s *step) bool { return string(s.Path) == unit })
-	if i < 0 || !p.steps[i].planned() || !p.steps[i].makesDir() {
-		return
-	}
-	for _, s := range steps {
-		if s.Outcome != Dangerous {
-			continue
-		}
-		for _, other := range append(steps, p.steps[i]) {
-			if other.planned() {
-				other.refuse(Dangerous, "it belongs to a new repository, with %q: %s", string(s.Path), s.Reason)
-			}
-		}
-		return
 	}
 }
 

@@ -35,17 +35,23 @@ func newRepository(t *testing.T) *fixture {
 func TestCommit(t *testing.T) {
 	f := newRepository(t)
 	want := f.do(`echo 2 >file; git commit -qam second; git branch topic/x; git pack-refs --all; git gc -q; echo 3 >new; git add new; git commit -qm third; echo evil >.git/hooks/pre-commit; git config alias.x '!evil'`)
-	got := f.apply(f.request("file", "new", ".git/refs/heads/main"))
+	got := f.apply(f.request(".git/refs/heads/main"))
 	for name, r := range got {
-		switch name {
-		case ".git/hooks/pre-commit", ".git/config":
-			if r.Outcome != Dangerous {
-				t.Errorf("%q: %+v", name, r)
-			}
-		default:
-			if r.Outcome != Applied {
-				t.Errorf("%q: %+v", name, r)
-			}
+		// The hook and the configuration hold the whole repository back, and are told by themselves.
+		own := name == ".git/hooks/pre-commit" || name == ".git/config"
+		if r.Outcome != Flagged || own != (r.Unit == "") || !own && r.Unit != ".git" {
+			t.Errorf("%q: %+v", name, r)
+		}
+	}
+	if out := f.git("log", "--format=%s"); out != "first" {
+		t.Error(out)
+	}
+	f.git("fsck", "--strict")
+	consent := f.request("file", "new", ".git/refs/heads/main")
+	consent.Consent = true
+	for name, r := range f.apply(consent) {
+		if r.Outcome != Applied {
+			t.Errorf("%q: %+v", name, r)
 		}
 	}
 	if out := f.git("log", "--format=%s"); out != "third\nsecond\nfirst" {
@@ -67,7 +73,7 @@ func TestCommit(t *testing.T) {
 	// The next commit of the same session comes over too, though the base is the old one.
 	f.do(`echo 4 >file; git commit -qam fourth`)
 	for name, r := range f.apply(f.request()) {
-		if r.Outcome != Applied && r.Outcome != Dangerous {
+		if r.Outcome != Applied && r.Outcome != Flagged {
 			t.Errorf("%q: %+v", name, r)
 		}
 	}
@@ -100,7 +106,7 @@ func TestCommitOnBothSides(t *testing.T) {
 			before := remember(t, filepath.Join(f.root, "project/.git"))
 			for name, r := range f.apply(f.request()) {
 				in := inRepository(name)
-				if in && (r.Outcome != Conflict || !strings.Contains(r.Reason, "git bundle create")) || !in && r.Outcome != Applied {
+				if in && (r.Outcome != Conflict || r.Unit != ".git") || !in && r.Outcome != Applied {
 					t.Errorf("%q: %+v", name, r)
 				}
 			}
@@ -130,7 +136,7 @@ func TestNewRepository(t *testing.T) {
 	f.begin()
 	f.do(`cd sub; git init -q; git add .; git commit -qm first`)
 	for name, r := range f.apply(f.request()) {
-		if r.Outcome != Dangerous {
+		if r.Outcome != Flagged {
 			t.Errorf("%q: %+v", name, r)
 		}
 	}

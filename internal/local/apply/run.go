@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -322,6 +323,8 @@ func (r *run) placeOne(ctx context.Context, s *step) error {
 	switch {
 	case err == nil && s.Outcome == Merge:
 		s.refuse(Merged, "")
+	case err == nil && s.Mode.IsRegular() && s.Mode&(fs.ModeSetuid|fs.ModeSetgid) != 0:
+		s.refuse(Applied, "without its set-user-ID or set-group-ID bit, which is never applied")
 	case err == nil:
 		s.refuse(Applied, "")
 	case fatal(err) != nil:

@@ -76,6 +76,17 @@ func (p place) stat() (*unix.Stat_t, error) {
 	return &st, nil
 }
 
+// enters says whether the caller may list a directory and reach what is in it.
+func (t *tree) enters(name string) bool {
+	p, err := t.at(name)
+	if err != nil {
+		return true // which is another error's to tell
+	}
+	defer p.Close()
+	err = unix.Faccessat(p.fd(), p.name, unix.R_OK|unix.X_OK, unix.AT_EACCESS|unix.AT_SYMLINK_NOFOLLOW)
+	return !errors.Is(err, unix.EACCES)
+}
+
 // stat returns nil when nothing is at name, also because its directory is missing.
 func (t *tree) stat(name string) (*unix.Stat_t, error) {
 	p, err := t.at(name)

@@ -194,7 +194,7 @@ func TestView(t *testing.T) {
 				f.base = remember(t, filepath.Join(f.root, "project"))
 				name := changes[r.IntN(len(changes))].Path
 				for n, result := range f.apply(f.request(name)) {
-					if result.Outcome != Applied && result.Outcome != Dangerous && result.Outcome != Conflict {
+					if result.Outcome != Applied && result.Outcome != Flagged && result.Outcome != Conflict {
 						t.Errorf("%q: %+v", n, result)
 					}
 				}

@@ -39,6 +39,9 @@ type Change struct {
 	// Danger says why the host, or a tool that a person uses on it, would execute what
 	// lies at Path without being asked to; "" when nothing would.
 	Danger string
+	// Repository is the directory that git takes for a repository and Path is in, "." for the
+	// workspace itself, "" outside of any. A directory that is named .git need not be one.
+	Repository string
 }
 
 // MarshalJSON gives the path and a link's target as text and, when that is not valid

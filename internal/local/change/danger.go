@@ -31,7 +31,7 @@ var rules = []struct{ patterns, why string }{
 	{".env .env.local", "environment variables that editors and tools load by themselves"},
 	{".autoenv*", "autoenv runs it when a shell enters the directory"},
 	{"mise.toml .mise.toml mise.local.toml .mise.local.toml mise.*.toml .mise/** mise/config.toml mise/config.*.toml .rtx.toml", "mise obeys it when a shell enters the directory"},
-	{".tool-versions", "asdf and mise choose programs by it when a shell enters the directory"},
+	{".tool-versions .python-version .python-versions .nvmrc .node-version .ruby-version .rvmrc .java-version .sdkmanrc .go-version", "version managers choose programs by it when a shell enters the directory"},
 	{"rust-toolchain rust-toolchain.toml", "rustup takes the compiler from where this file says"},
 	{".venv/bin/** venv/bin/** pyvenv.cfg", "editors run a project's interpreter when they open it"},
 	{"*.pth sitecustomize.py usercustomize.py", "Python runs it at every start"},

@@ -24,7 +24,7 @@ func TestDanger(t *testing.T) {
 		".github/workflows/x.yml", ".github/workflows/..\\..\\x.yml", ".github/workflows/a:b.yml", ".github/actions/x/action.yml", ".github/copilot-instructions.md", "action.yml", ".gitlab-ci.yml", ".circleci/config.yml", "Jenkinsfile", "Jenkinsfile.release",
 		".husky/pre-commit", ".pre-commit-config.yaml", "lefthook.yml", "lefthook-local.toml", ".config/lefthook.yml", ".claude/settings.json", "CLAUDE.md", "sub/Claude.md", "CLAUDE.local.md", "\u200bCLAUDE.md", ".mcp.json", "AGENTS.md", "agent\u017f.md",
 		".cursor/rules/x.mdc", ".cursorrules", ".codex/config.toml", ".gemini/settings.json", "GEMINI.md", ".aider.conf.yml", ".gitmodules", "gitmod~1", "GITMOD~4", "gi7eba~1", ".gitattributes", "gitatt~1", "sub/.gitattributes",
-		"mise.toml", ".mise.local.toml", "mise.dev.toml", ".tool-versions", ".npmrc", ".yarnrc.yml", ".yarn/releases/yarn.cjs", ".pnpmfile.cjs", ".bazelrc", "tools/bazel", "x/tools/bazel", ".cargo/config.toml", ".cargo/config", "rust-toolchain", "rust-toolchain.toml",
+		"mise.toml", ".mise.local.toml", "mise.dev.toml", ".tool-versions", ".python-version", "sub/.nvmrc", ".npmrc", ".yarnrc.yml", ".yarn/releases/yarn.cjs", ".pnpmfile.cjs", ".bazelrc", "tools/bazel", "x/tools/bazel", ".cargo/config.toml", ".cargo/config", "rust-toolchain", "rust-toolchain.toml",
 		"berm.yaml", "sub/Berm.yaml", ".bsp/x.json", "x:y.pth", "x.pth", ".venv/bin/python", ".bashrc", ".Rprofile", ".config/autostart/x", "CLAUDE.md.", "CLAUDE.md ", "CLAUDE.md:x",
 	}
 	for _, p := range evil {

@@ -34,6 +34,9 @@ type Options struct {
 	Paths []string
 	// Binary shows the bytes of binary files too, as git diff --binary.
 	Binary bool
+	// Appliable leaves out of a Patch what git apply refuses, and with it the whole patch: all
+	// that lies in a .git.
+	Appliable bool
 	// Terminal is for a person: control characters of files are escaped, and a line
 	// before each dangerous change says why it is one. Without it and Style the output
 	// is exact.
@@ -64,13 +67,23 @@ func Diff(w io.Writer, changes []Change, upper, project *os.Root, o Options) err
 	}
 	defer new.Close()
 	p := &printer{w: bufio.NewWriterSize(w, 64<<10), Options: o, old: int(old.Fd()), new: int(new.Fd())}
+	unit, left := "", 0
 	for i, c := range changes {
 		if !within(c.Path, o.Paths) {
+			continue
+		}
+		if dir := gitDir(c.Path); o.Appliable && o.Format == Patch && dir != "" {
+			if dir != unit {
+				p.leftOut(unit, left)
+				unit, left = dir, 0
+			}
+			left++
 			continue
 		}
 		below := i+1 < len(changes) && strings.HasPrefix(changes[i+1].Path, c.Path+"/")
 		p.show(c, below)
 	}
+	p.leftOut(unit, left)
 	if o.Format == Stat {
 		p.stat()
 	}
@@ -92,6 +105,27 @@ func within(name string, paths []string) bool {
 		}
 	}
 	return false
+}
+
+// gitDir returns the .git that a path is or lies in, in any case: git refuses all of them.
+func gitDir(name string) string {
+	for end := 0; end < len(name); end++ {
+		start := end
+		for end < len(name) && name[end] != '/' {
+			end++
+		}
+		if strings.EqualFold(name[start:end], ".git") {
+			return name[:end]
+		}
+	}
+	return ""
+}
+
+// leftOut tells how much of a .git is not in the patch.
+func (p *printer) leftOut(unit string, n int) {
+	if n > 0 {
+		p.note(p.Style.Dim, unit, "%d changes in it are left out, which git apply would refuse; berm apply brings them", n)
+	}
 }
 
 type printer struct {

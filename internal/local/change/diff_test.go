@@ -64,6 +64,26 @@ func TestDiffIsAsGits(t *testing.T) {
 	}
 }
 
+// git apply refuses every patch with a path in a .git, so that a patch for it has none.
+func TestAppliable(t *testing.T) {
+	dir := t.TempDir()
+	before, after := filepath.Join(dir, "before"), filepath.Join(dir, "after")
+	tree(t, before, "a=1\n", ".git/HEAD=1\n")
+	tree(t, after, "a=2\n", ".git/HEAD=2\n", ".git/x=1\n", "b/.GIT/config=1\n", "c/.github=1\n")
+	patch := show(t, before, after, Options{Appliable: true})
+	if out, err := git(t, before, strings.NewReader(patch), "apply", "-"); err != nil {
+		t.Fatalf("%v: %s\n%s", err, out, patch)
+	}
+	for _, want := range []string{"# berm: .git: 2 changes in it are left out", "# berm: b/.GIT: ", "+++ b/c/.github\n"} {
+		if !strings.Contains(patch, want) {
+			t.Errorf("%q is not in\n%s", want, patch)
+		}
+	}
+	if whole := show(t, before, after, Options{}); !strings.Contains(whole, "b/.git/HEAD") {
+		t.Error(whole)
+	}
+}
+
 func normal(patch string) map[string]string {
 	files := map[string]string{}
 	for file := range strings.SplitSeq("\n"+patch, "\ndiff --git ") {

@@ -312,6 +312,9 @@ func (w *walker) add(d directory, c Change) error {
 		// A protection may be what goes; set-uid bits and links are not dangerous any more.
 		at = Entry{Mode: c.Old.Mode & os.ModeDir}
 	}
+	if d.repo >= 0 {
+		c.Repository = cmp.Or(c.Path[:d.repo], ".")
+	}
 	c.Danger = Danger(c.Path, at)
 	if c.Danger == "" && d.repo >= 0 {
 		c.Danger = Danger(".git/"+strings.TrimPrefix(c.Path[d.repo:], "/"), at)
