@@ -7,11 +7,13 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli/local"
+	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/template"
 )
 
 func init() {
-	local.Templates = localTemplate
+	local.Templates, local.TemplateNames = localTemplate, localTemplates
+	local.Groups = func(context.Context) []string { return policy.Groups() }
 	local.Program = func() (*os.File, error) { return os.Open("/proc/self/exe") }
 }
 
@@ -27,4 +29,17 @@ func localTemplate(ctx context.Context, name string) (berm.Template, error) {
 		return berm.Template{}, err
 	}
 	return t, store.Lease(ctx, berm.NewSandboxID(), fmt.Sprintf("/proc/%d", os.Getpid()), t)
+}
+
+// localTemplates lists what localTemplate finds.
+func localTemplates(ctx context.Context) (names []string) {
+	store, err := template.Open("")
+	if err != nil {
+		return nil
+	}
+	templates, _ := store.List(ctx)
+	for _, t := range templates {
+		names = append(names, t.Names...)
+	}
+	return names
 }

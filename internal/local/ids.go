@@ -126,6 +126,9 @@ func blocked(err error, workspace string) error {
 	case refusal.Step == "mount r/proc":
 		cause = "parts of /proc are covered here, as container engines do it, and then the kernel refuses a new one"
 		hint = "give the container an uncovered /proc (docker run --security-opt systempaths=unconfined), or use --allow-weaker: Landlock and seccomp alone"
+	case os.Getenv("BERM_SANDBOX") != "":
+		cause = "this is inside a sandbox of Berm, which lets nothing make another"
+		hint = "start it outside, or use --allow-weaker in here: Landlock and seccomp alone"
 	case apparmor():
 		cause = "AppArmor forbids user namespaces to programs without a profile (sysctl kernel.apparmor_restrict_unprivileged_userns=1)"
 	case inside:

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"time"
@@ -28,6 +29,10 @@ const hostname = "berm"
 // defaultPIDs bounds processes where nothing else does: a loop of forks must not take the
 // user's own ones away.
 const defaultPIDs = 8192
+
+// LeastPIDs is the least limit of processes: init has five threads, and a command that
+// cannot start says less than an error.
+const LeastPIDs = 8
 
 // Request is one command and what it may do.
 type Request struct {
@@ -52,6 +57,8 @@ type Request struct {
 	Signals <-chan os.Signal
 	// Started is called when the command is about to run; nil is nothing.
 	Started func()
+	// Narrowed says that a limit is that of the project's own file.
+	Narrowed bool
 }
 
 // Covered is a file at a path inside, and where it lies outside.
@@ -129,6 +136,8 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 	switch {
 	case unready != nil:
 		return Outcome{}, unready
+	case err != nil && r.Narrowed && errors.As(err, new(*launch.Unlimited)):
+		return Outcome{}, berm.Errorf(berm.KindOf(err), "the limits of %s cannot be held: %w", filepath.Join(r.Place.Workspace, preset.ProjectFile), err)
 	case err != nil:
 		return Outcome{}, blocked(err, r.Place.Workspace)
 	}
@@ -182,15 +191,16 @@ func (r *Request) plan(ids launch.IDs, upper launch.Upper) (*wall.SetUp, error) 
 	if err != nil {
 		return nil, err
 	}
-	c := wall.Config{IDs: ids, Limits: r.Grant.Limits, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, NoSetID: true, CallersGroup: true, Link: r.Network}
+	l := r.Grant.Limits
+	if l.PIDs == 0 {
+		l.PIDs = defaultPIDs
+	}
+	c := wall.Config{IDs: ids, Limits: l, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, NoSetID: true, CallersGroup: true, Link: r.Network}
 	if ids.Kind == launch.Leased {
 		c.Capabilities = capability.Inside
 		c.Cgroup = "one for the command"
 	} else {
-		c.Processes = uint64(r.Grant.Limits.PIDs)
-		if c.Processes == 0 {
-			c.Processes = defaultPIDs
-		}
+		c.Processes = uint64(l.PIDs)
 		if c.Limits.Memory > 0 || c.Limits.CPU > 0 {
 			c.Cgroup = "one for the command"
 		}

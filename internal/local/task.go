@@ -3,7 +3,9 @@ package local
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -85,7 +87,11 @@ func Prepare(t *Task) (*Request, error) {
 	if err != nil {
 		return nil, err
 	}
+	asked := grant.Limits
 	grant = preset.Narrow(grant, project, place)
+	if n := grant.Limits.PIDs; n > 0 && n < LeastPIDs {
+		return nil, berm.Errorf(berm.Invalid, "a limit of %d processes is too low: the sandbox has some threads of its own", n).WithHint("at least %d", LeastPIDs)
+	}
 	if grant.Paths, err = withoutOwn(grant, place); err != nil {
 		return nil, err
 	}
@@ -104,8 +110,16 @@ func Prepare(t *Task) (*Request, error) {
 			env = append(unset(env, name), name+"="+value)
 		}
 	}
+	for _, entry := range grant.Allow {
+		if itself(entry) {
+			grant.Notices = append(grant.Notices, "--allow "+entry+": inside, that is the sandbox itself; allow a service of this machine by another address, with --open too")
+		}
+	}
+	if dir := repositoryAround(place); dir != "" {
+		grant.Notices = append(grant.Notices, fmt.Sprintf("the project is %s alone, not the git repository around it: -C %s is all of it", place.Workspace, dir))
+	}
 	online := (len(grant.Allow) > 0 || t.Network.Policy.YAML != "") && grant.Network != preset.NetworkHost
-	return &Request{Network: online, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
+	return &Request{Network: online, Narrowed: grant.Limits != asked, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }
 
 // Do runs a task to its end. After an error the command did not run, and nothing is left
@@ -431,6 +445,40 @@ func placeOf(dir string, environ []string) (preset.Place, error) {
 		home = "/nonexistent"
 	}
 	return preset.Place{Home: filepath.Clean(home), Workspace: workspace}, nil
+}
+
+// repositoryAround is the git repository in whose subdirectory a project lies, or "". Its
+// history is not shown then.
+func repositoryAround(place preset.Place) string {
+	isRepository := func(dir string) bool {
+		_, err := os.Lstat(dir + "/.git")
+		return err == nil
+	}
+	if isRepository(place.Workspace) {
+		return ""
+	}
+	for dir := filepath.Dir(place.Workspace); dir != "/" && dir != place.Home; dir = filepath.Dir(dir) {
+		if isRepository(dir) {
+			return dir
+		}
+	}
+	return ""
+}
+
+// itself says whether an entry of what may be reached names the loopback device, which
+// every sandbox has of its own.
+func itself(entry string) bool {
+	if addr, err := netip.ParseAddrPort(entry); err == nil {
+		return addr.Addr().IsLoopback()
+	}
+	if prefix, err := netip.ParsePrefix(entry); err == nil {
+		return prefix.Addr().IsLoopback()
+	}
+	if addr, err := netip.ParseAddr(entry); err == nil {
+		return addr.IsLoopback()
+	}
+	name, _, _ := strings.Cut(entry, ":")
+	return name == "localhost"
 }
 
 // LoadConfig reads the configuration file of whoever has this environment.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"strings"
@@ -28,6 +29,9 @@ import (
 var (
 	Templates func(ctx context.Context, name string) (berm.Template, error)
 	Platform  func() error
+	// TemplateNames and Groups list templates and the groups that --allow takes, for
+	// completion. It runs in the program that has Templates.
+	TemplateNames, Groups func(ctx context.Context) []string
 	// Program opens the program that has the network service.
 	Program func() (*os.File, error)
 )
@@ -108,8 +112,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.SetInterspersed(false) // what follows the command is its own
 	flags.SortFlags = false
 	flags.StringVarP(&f.task.Preset, "preset", "p", "", "rights for a kind of program: readonly, build, codex, claude-code, or one of the configuration file")
-	flags.StringVarP(&f.task.Session, "session", "s", "", "go on in this session")
-	_ = cmd.RegisterFlagCompletionFunc("session", completeSessions)
+	flags.StringVarP(&f.task.Session, "session", "s", "", "go on in this session, one that berm sessions lists; the names of new ones are berm's to choose")
 	flags.BoolVar(&f.cow, "cow", false, "write beside the project, also when the preset says otherwise")
 	rights := &f.task.Rights
 	flags.StringArrayVar(&rights.ReadWrite, "rw", nil, "let it write to this `PATH`; \".\" is the project itself")
@@ -126,12 +129,42 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringVar(&f.network, "network", "", "none (the default), or host: all that this machine reaches")
 	flags.StringArrayVarP(&rights.Allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
 	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
-	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16")
+	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16; an address of this machine is opened only by itself")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
 	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
 	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
 	flags.BoolVar(&f.json, "json", false, "print the result as JSON, on standard error")
 	flags.BoolVarP(&f.quiet, "quiet", "q", false, "print nothing but errors")
+	f.complete(cmd)
+}
+
+// complete completes the values of flags.
+func (f *runFlags) complete(cmd *cobra.Command) {
+	words := func(list func(ctx context.Context) []string) cobra.CompletionFunc {
+		return func(cmd *cobra.Command, _ []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			if list == nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return list(cmd.Context()), cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	for flag, complete := range map[string]cobra.CompletionFunc{
+		"session": completeSessions,
+		"preset": words(func(context.Context) []string {
+			config, _ := local.LoadConfig(os.Environ())
+			names, _ := preset.Names(config)
+			return names
+		}),
+		"profile": words(func(context.Context) []string { return preset.Profiles() }),
+		"network": words(func(context.Context) []string {
+			return []string{string(preset.NetworkNone), string(preset.NetworkHost)}
+		}),
+		"allow":    words(Groups),
+		"template": words(TemplateNames),
+	} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, complete)
+	}
+	_ = cmd.MarkFlagDirname("workdir")
 }
 
 func (f *runFlags) run(cmd *cobra.Command) error {
@@ -147,7 +180,7 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("checkpoint") {
 		t.Rights.Checkpoint = &f.checkpoint
 	}
-	if err := f.check(); err != nil {
+	if err := f.check(cmd.Flags().Changed); err != nil {
 		return err
 	}
 	config, err := local.LoadConfig(t.Environ)
@@ -250,7 +283,8 @@ func readPolicy(path string) (string, error) {
 	return string(content), nil
 }
 
-func (f *runFlags) check() error {
+// check refuses wrong values of flags; set says whether a flag was given.
+func (f *runFlags) check(set func(flag string) bool) error {
 	r := &f.task.Rights
 	for _, e := range r.Env {
 		if err := preset.CheckEnv(e); err != nil {
@@ -269,9 +303,18 @@ func (f *runFlags) check() error {
 			}
 		}
 	}
+	for i, o := range f.open {
+		if addr, err := netip.ParseAddr(o); err == nil {
+			f.open[i] = netip.PrefixFrom(addr, addr.BitLen()).String()
+		} else if _, err := netip.ParsePrefix(o); err != nil {
+			return cli.UsageError{Err: fmt.Errorf(`--open %q: it must be an address range such as "10.1.0.0/16", or an address`, o)}
+		}
+	}
 	switch {
-	case f.cpus < 0 || f.pids < 0:
-		return cli.UsageError{Err: fmt.Errorf("a limit is negative")}
+	case set("cpus") && !(f.cpus > 0):
+		return cli.UsageError{Err: fmt.Errorf("--cpus %g: it must be more than 0", f.cpus)}
+	case set("pids") && f.pids < local.LeastPIDs:
+		return cli.UsageError{Err: fmt.Errorf("--pids %d: it must be %d at least: the sandbox has some threads of its own", f.pids, local.LeastPIDs)}
 	case f.network != "" && f.network != string(preset.NetworkNone) && f.network != string(preset.NetworkHost):
 		return cli.UsageError{Err: fmt.Errorf("--network %q: it must be none or host", f.network)}
 	}
@@ -318,22 +361,35 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	}
 	line("capabilities", "%s", capabilities)
 	line("environment", "%s", strings.Join(variables(r.Env), " "))
-	if r.Grant.Timeout > 0 {
-		line("timeout", "%s", r.Grant.Timeout)
-	}
-	for i, m := range p.Mounts {
-		line(map[bool]string{true: "mounts"}[i == 0], "%s", m)
-	}
-	var hidden []string
-	for _, g := range r.Grant.Paths {
-		if g.Access == preset.Hide {
-			hidden = append(hidden, g.Path)
+	line("limits", "%s", limits(p.Limits, r.Grant.Timeout))
+	list := func(name string, lines []string) {
+		for i, text := range lines {
+			line(map[bool]string{true: name}[i == 0], "%s", text)
 		}
 	}
-	if len(hidden) > 0 {
-		line("hidden", "%s", strings.Join(hidden, " "))
-	}
+	list("rlimits", p.Rlimits) // or less, where this process has less
+	list("mounts", p.Mounts)
+	line("hidden", "%s", strings.Join(p.Masked, " "))
+	line("devices", "%s", strings.Join(p.Devices, " "))
 	return nil
+}
+
+// limits says what a command is held to.
+func limits(l berm.Limits, timeout time.Duration) string {
+	memory, cpus, pids, end := "no limit", "no limit", "no limit", "none"
+	if l.Memory > 0 {
+		memory = cli.Size(l.Memory)
+	}
+	if l.CPU > 0 {
+		cpus = fmt.Sprintf("%g", l.CPU)
+	}
+	if l.PIDs > 0 {
+		pids = fmt.Sprint(l.PIDs)
+	}
+	if timeout > 0 {
+		end = timeout.String()
+	}
+	return fmt.Sprintf("memory: %s, processors: %s, processes and threads: %s, timeout: %s", memory, cpus, pids, end)
 }
 
 // variables leaves the values of variables out: they may be secrets.
@@ -358,12 +414,26 @@ func (f *runFlags) denied(cmd *cobra.Command, events []egress.Event) {
 		}
 		if text := fmt.Sprintf("denied: %s (%s)", what, e.Reason); !seen[text] {
 			seen[text] = true
-			if e.Reason == "not_listed" || e.Reason == "port" {
-				text += "; --allow " + what + " lets it through"
-			}
-			cli.Notice(cmd, "%s", text)
+			cli.Notice(cmd, "%s", text+remedy(e, what))
 		}
 	}
+}
+
+// remedy says why something was denied, or which flag lets it through.
+func remedy(e egress.Event, what string) string {
+	why, _, _ := strings.Cut(strings.TrimPrefix(e.Detail, "Denied ("+e.Reason+"): "), "\n")
+	switch e.Reason {
+	case "not_listed", "port":
+		return "; --allow " + what + " lets it through"
+	case "private", "host", "reserved":
+		if addr, err := netip.ParseAddr(e.Address); err == nil {
+			return fmt.Sprintf(": %s is closed whatever is allowed; --open %s opens it", addr, netip.PrefixFrom(addr, addr.BitLen()))
+		}
+	}
+	if why == "" {
+		return ""
+	}
+	return ": " + why
 }
 
 // report tells what a person or program needs to go on.

@@ -52,7 +52,7 @@ func DiskOf(path string) (Disk, error) {
 }
 
 // delegate is what to do when groups cannot be made.
-const delegate = "run berm serve as root, or in a scope that systemd delegates: systemd-run --user --scope -p Delegate=yes berm serve"
+const delegate = "run berm as root, or in a scope that systemd delegates: systemd-run --user --scope -p Delegate=yes berm …"
 
 // Check refuses limits that cannot be enforced here: Invalid or Unsupported, with the
 // reason. Limits.Disk is not looked at.

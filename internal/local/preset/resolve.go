@@ -17,6 +17,9 @@ import (
 // profiles are those of internal/kernel/seccomp, least strict first.
 var profiles = [...]string{"default", "strict"}
 
+// Profiles lists the seccomp profiles.
+func Profiles() []string { return profiles[:] }
+
 // Request is what Resolve makes a grant of.
 type Request struct {
 	Place   Place

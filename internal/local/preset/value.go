@@ -82,6 +82,10 @@ func CheckPath(s string) error {
 // service finds out.
 func CheckAllow(s string) error {
 	const longest = 300
+	if _, rest, ok := strings.Cut(s, "://"); ok {
+		host, _, _ := strings.Cut(rest, "/")
+		return errors.New("it must be a name, not a URL: " + host[strings.LastIndex(host, "@")+1:])
+	}
 	for _, c := range s {
 		if c <= ' ' || c == 0x7f {
 			return errors.New("it must be HOST or HOST:PORT")

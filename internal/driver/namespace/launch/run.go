@@ -69,7 +69,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 	var groups *cgroup.Manager
 	if order.Limits != (berm.Limits{}) {
 		if groups, err = s.makeGroup(runGroup(order.ID, time.Now())); err != nil {
-			return Ended{}, err
+			return Ended{}, &Unlimited{err}
 		}
 		cu.Add(s.removeGroup)
 	}
@@ -170,6 +170,14 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 	}
 	return ended.Ended, nil
 }
+
+// Unlimited is the error of a limit that cannot be held here.
+type Unlimited struct{ Err error }
+
+func (u *Unlimited) Error() string { return u.Err.Error() }
+
+// Unwrap returns why.
+func (u *Unlimited) Unwrap() error { return u.Err }
 
 // Refusal is the kernel's answer to who may not have namespaces, or has no rights in them.
 type Refusal struct {
