@@ -32,8 +32,9 @@ import (
 type Judge interface {
 	// TCP is asked about a connection before the sandbox gets any answer to it, and may
 	// take its time: up to Limits.Pending are asked about at once. It returns nil to refuse
-	// it, which the sandbox sees as a reset, or what is called with the connection once
-	// that is made. The connection is closed when the call returns. The context ends with
+	// it, which the sandbox sees as a reset, or what is called with the connection once that
+	// is made; if it ended before that, each use of it fails, so that what was dialed for it
+	// can be closed. The connection is closed when the call returns. The context ends with
 	// the flow.
 	TCP(context.Context, *Flow) func(Conn)
 	// UDP is asked in the same way about the first datagram between two addresses. A

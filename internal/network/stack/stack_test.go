@@ -484,6 +484,30 @@ func TestSplice(t *testing.T) {
 	})
 }
 
+// What a judge dialed for a connection that the sandbox gave up meanwhile is not forgotten.
+func TestAConnectionThatIsGivenUpIsServed(t *testing.T) {
+	served := make(chan error, 1)
+	j := &judge{tcp: func(_ context.Context, f *stack.Flow) func(stack.Conn) {
+		f.Reset()
+		return func(c stack.Conn) {
+			_, err := c.Read(make([]byte, 1))
+			served <- err
+		}
+	}}
+	b := start(t, j, stack.Limits{})
+	if _, err := b.dial("tcp", "192.0.2.1:80"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("inside: %v", err)
+	}
+	select {
+	case err := <-served:
+		if err == nil {
+			t.Error("a connection that is not there is read from")
+		}
+	case <-time.After(5 * time.Second):
+		t.Error("nothing is called")
+	}
+}
+
 // When the buffers are used up, connections are slower, and none stands still.
 func TestConnectionsWithTheLeastBuffers(t *testing.T) {
 	b := start(t, &judge{tcp: echo}, stack.Limits{Buffers: 1})

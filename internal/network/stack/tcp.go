@@ -39,7 +39,7 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 	}
 	defer s.end(f)
 	serve := s.judge.TCP(f.ctx, f)
-	if serve == nil || f.ctx.Err() != nil {
+	if serve == nil {
 		r.Complete(true)
 		return
 	}
@@ -47,6 +47,7 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 	ep, err := s.handshake(f, r, &queue)
 	r.Complete(err != nil)
 	if err != nil {
+		serve(gone{f})
 		return
 	}
 	f.connected(ep.Abort)
@@ -78,6 +79,9 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 // handshake accepts the connection, unless the flow ends first: CreateEndpoint by itself
 // waits for the sandbox for a minute.
 func (s *Stack) handshake(f *Flow, r *tcp.ForwarderRequest, queue *waiter.Queue) (tcpip.Endpoint, tcpip.Error) {
+	if f.ctx.Err() != nil {
+		return nil, &tcpip.ErrConnectionAborted{}
+	}
 	id, made := r.ID(), make(chan struct{})
 	defer close(made)
 	defer context.AfterFunc(f.ctx, func() {

@@ -73,6 +73,9 @@ func (s *Stack) exchange(f *Flow, r *udp.ForwarderRequest, id stack.TransportEnd
 	}
 	if ep == nil {
 		s.unreachable(id, first)
+		if serve != nil {
+			serve(gone{f})
+		}
 		return
 	}
 	f.connected(ep.Abort)
