@@ -152,6 +152,23 @@ func (s *Session) Restore(ctx context.Context, n, keep int) (Checkpoint, error) 
 	return c, trim(ctx, dir, slices.DeleteFunc(append(numbers, c.N), func(i int) bool { return i == n }), keep)
 }
 
+// RemoveCheckpoints deletes checkpoints, of which some may be gone. The session must be locked.
+func (s *Session) RemoveCheckpoints(ctx context.Context, numbers ...int) error {
+	dir, err := s.openCheckpoints()
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	for _, n := range numbers {
+		name := strconv.Itoa(n)
+		if err := dir.Rename(name, unfinished+name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return stateError(err, "delete a checkpoint")
+		}
+	}
+	_, err = sweepCheckpoints(ctx, dir)
+	return err
+}
+
 // exchange makes the directory at a path below dir one of the session's, and that one the
 // other.
 func (s *Session) exchange(own string, dir int, path string) error {

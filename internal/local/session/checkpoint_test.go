@@ -57,6 +57,19 @@ func TestUndoAndUndoOfIt(t *testing.T) {
 	})
 }
 
+func TestRemoveCheckpoints(t *testing.T) {
+	dir := t.TempDir()
+	s := create(t, openStore(t, dir), filepath.Join(dir, "p"))
+	for range 3 {
+		_, err := s.Checkpoint(t.Context(), "", 20)
+		must(t, err)
+	}
+	must(t, s.RemoveCheckpoints(t.Context(), 1, 3, 7))
+	if got := numbers(t, s); !slices.Equal(got, []int{2}) {
+		t.Errorf("checkpoints %v", got)
+	}
+}
+
 func TestOldCheckpointsGo(t *testing.T) {
 	dir := t.TempDir()
 	s := create(t, openStore(t, dir), filepath.Join(dir, "p"))

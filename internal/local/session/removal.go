@@ -18,15 +18,20 @@ import (
 const removalDepth = 64
 
 // Remove deletes the session, which must be locked. A crash leaves it whole or out of sight.
-// One without changes is only moved away, for Sweep to delete: its caller is a command that
-// ends, and a rmdir costs a hundred times as much as a rename.
+// One that this process made and nothing changed is only moved away, for Sweep to delete: its
+// caller is a command that ends, and a rmdir costs a hundred times as much as a rename.
 func (s *Session) Remove(ctx context.Context) error {
 	changed, err := s.Changed()
 	if err != nil {
 		return err
 	}
+	if !s.fresh { // else nobody was told its name
+		if err := s.store.retire(s.Name); err != nil {
+			return err
+		}
+	}
 	trash, err := s.store.throw(s.Name)
-	if err != nil || !changed {
+	if err != nil || s.fresh && !changed {
 		return err
 	}
 	return s.store.delete(ctx, trash)
@@ -117,7 +122,8 @@ func (r *removal) pass(dir *os.File, depth int) (seen bool, failed, err error) {
 			return seen, failed, err
 		}
 		names, err := dir.Readdirnames(1024)
-		if errors.Is(err, io.EOF) {
+		// A directory that another process deleted too has no entries, and the kernel says so.
+		if errors.Is(err, io.EOF) || errors.Is(err, unix.ENOENT) {
 			return seen, failed, nil
 		}
 		if err != nil {

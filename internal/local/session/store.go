@@ -87,7 +87,7 @@ func (s *Store) Create(project, preset string) (*Session, error) {
 		return nil, err
 	}
 	slug := slug(project)
-	for n := 1; ; n++ {
+	for n := s.retired(slug) + 1; ; n++ {
 		name := slug + "-" + strconv.Itoa(n)
 		if slices.Contains(taken, name) {
 			continue
@@ -132,6 +132,38 @@ func slug(project string) string {
 		return name
 	}
 	return "project"
+}
+
+// retiredPrefix begins the names of symbolic links that hold, for each first part of a name,
+// the highest number that a removed session had. A link comes and is read in one call.
+const retiredPrefix = ".retired-"
+
+// retired returns the highest number of a removed session: somebody may still mean that one
+// by its name.
+func (s *Store) retired(slug string) int {
+	number, err := s.root.Readlink(retiredPrefix + slug)
+	n, _ := strconv.Atoi(number)
+	if err != nil || n < 0 || n > 1e9 {
+		return 0
+	}
+	return n
+}
+
+// retire has a name not given again.
+func (s *Store) retire(name string) error {
+	dash := strings.LastIndexByte(name, '-')
+	n, err := strconv.Atoi(name[dash+1:])
+	if dash < 0 || err != nil || n <= s.retired(name[:dash]) {
+		return nil
+	}
+	temporary := retiredPrefix + rand.Text() // no first part has capitals
+	if err = s.root.Symlink(strconv.Itoa(n), temporary); err == nil {
+		err = s.root.Rename(temporary, retiredPrefix+name[:dash])
+	}
+	if err != nil {
+		return stateError(err, "remove the session "+name)
+	}
+	return nil
 }
 
 // isName says whether a session could be called name.
@@ -299,7 +331,7 @@ func (s *Session) abandoned() bool {
 	return len(s.Runs) == 1 && s.Runs[0].Ended.IsZero()
 }
 
-// entries returns the names in the store's directory, sorted.
+// entries returns the names of sessions, and of what is to be deleted, sorted.
 func (s *Store) entries() ([]string, error) {
 	dir, err := s.root.Open(".")
 	if err == nil {
@@ -307,6 +339,7 @@ func (s *Store) entries() ([]string, error) {
 		names, err = dir.Readdirnames(-1)
 		dir.Close()
 		if err == nil || errors.Is(err, io.EOF) {
+			names = slices.DeleteFunc(names, func(name string) bool { return strings.HasPrefix(name, retiredPrefix) })
 			slices.Sort(names)
 			return names, nil
 		}

@@ -501,6 +501,51 @@ func TestRemoveEmptyLeavesItToSweep(t *testing.T) {
 	}
 }
 
+// TestRemovedNamesAreNotGivenAgain: somebody may still mean the removed one.
+func TestRemovedNamesAreNotGivenAgain(t *testing.T) {
+	dir := t.TempDir()
+	store := openStore(t, dir)
+	project := filepath.Join(dir, "p")
+	s := create(t, store, project)
+	must(t, os.WriteFile(filepath.Join(s.Upper(), "file"), nil, 0o600))
+	must(t, s.Save())
+	s.Unlock()
+	must(t, store.Remove(t.Context(), s.Name))
+	second := create(t, store, project)
+	if second.Name != "p-2" {
+		t.Errorf("%s after %s", second.Name, s.Name)
+	}
+	must(t, second.Save())
+	second.Unlock()
+	// An older one that goes later does not set the number back, and one of which nothing is
+	// left leaves nothing on disk.
+	if third := create(t, store, project); third.Name != "p-3" {
+		t.Error(third.Name)
+	} else {
+		must(t, third.Save())
+		third.Unlock()
+		must(t, store.Remove(t.Context(), third.Name))
+	}
+	must(t, store.Remove(t.Context(), second.Name))
+	if left, err := store.entries(); err != nil || len(left) != 0 {
+		t.Errorf("left %v, %v", left, err)
+	}
+	if next := create(t, store, project); next.Name != "p-4" {
+		t.Error(next.Name)
+	}
+}
+
+// TestRemovalByTwo: what another process deleted meanwhile is no failure.
+func TestRemovalByTwo(t *testing.T) {
+	dir := t.TempDir()
+	must(t, os.Mkdir(filepath.Join(dir, "work"), 0o700))
+	work, err := os.Open(filepath.Join(dir, "work"))
+	must(t, err)
+	defer work.Close()
+	must(t, os.Remove(filepath.Join(dir, "work")))
+	must(t, (&removal{t.Context(), work}).empty(work, 0))
+}
+
 func TestStateDir(t *testing.T) {
 	t.Setenv("HOME", "/home/u")
 	for set, want := range map[string]string{"": "/home/u/.local/state/berm", "relative": "/home/u/.local/state/berm", "/s": "/s/berm"} {
