@@ -460,6 +460,46 @@ for a in ["%s"] * 10 + ["%s"] * 10 + ["10.9.9.9", "169.254.169.254", "100.64.9.9
 	l.cut(t, since, 5*time.Second)
 }
 
+// Sandboxes leave nothing behind in the service, and cost it little while they idle.
+func TestServiceKeepsNothing(t *testing.T) {
+	ctx, s := start(t)
+	pid := service(t)
+	cycle := func(n int) (took time.Duration) {
+		var made []*harness.Sandbox
+		rss, fds := harness.RSS(pid), harness.Descriptors(pid)
+		for range n {
+			sandbox := create(t, ctx, s, nil)
+			made = append(made, sandbox)
+			for _, step := range sandbox.Steps {
+				if step.Name == "network" {
+					took += step.Took
+				}
+			}
+		}
+		t.Logf("%d KiB and %.1f descriptors each", (harness.RSS(pid)-rss)>>10/int64(n), float64(harness.Descriptors(pid)-fds)/float64(n))
+		for _, sandbox := range made {
+			expect(t, ctx, sandbox, map[string]bool{"https://1.1.1.1/": true})
+			if err := sandbox.Kill(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return took / time.Duration(n)
+	}
+	cycle(3)
+	before := harness.Descriptors(pid)
+	t.Logf("attaching took %s", cycle(10))
+	for end := time.Now().Add(3 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		after := harness.Descriptors(pid)
+		if after <= before {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("%d descriptors before, %d after", before, after)
+			return
+		}
+	}
+}
+
 // A host without TUN devices runs sandboxes without a network, and says so.
 func TestHostWithoutTUN(t *testing.T) {
 	harness.Slow(t)
