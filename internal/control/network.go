@@ -114,10 +114,12 @@ const (
 	attachTime = 10 * time.Second
 	// finishTime bounds how long the end of a sandbox waits for what the service has to tell.
 	finishTime = time.Second
-	// Denials and requests for which a sandbox gets records of their own; of the others the
-	// next record tells the number. A sandbox can be denied as often as it likes.
-	recordsPerSecond = 50
-	recordsAtOnce    = 500
+	// Events of which a sandbox gets records of their own; of the others the next record tells
+	// the number. A sandbox can be denied as often as it likes.
+	denialsPerSecond = 50 // and requests that were looked into
+	denialsAtOnce    = 500
+	flowsPerSecond   = 200 // that were allowed
+	flowsAtOnce      = 2000
 	// maxFlows is how many flows and denials of a sandbox are kept for NetworkLog.
 	maxFlows = 1000
 )
@@ -145,7 +147,8 @@ type online struct {
 	traffic Traffic
 	flows   []FlowEvent
 	seq     uint64
-	records *rate.Limiter // for denials and requests
+	denials *rate.Limiter
+	allowed *rate.Limiter
 	untold  int
 
 	over chan struct{} // closed when the sandbox ends
@@ -153,7 +156,7 @@ type online struct {
 }
 
 func newOnline() *online {
-	return &online{over: make(chan struct{}), records: rate.NewLimiter(recordsPerSecond, recordsAtOnce)}
+	return &online{over: make(chan struct{}), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce), allowed: rate.NewLimiter(flowsPerSecond, flowsAtOnce)}
 }
 
 // goOnline gives a new sandbox its network, with the first policy.
@@ -317,18 +320,20 @@ func (s *session) flow(e egress.Event) {
 		o.flows = append(o.flows[:0], o.flows[1:]...)
 	}
 	o.flows = append(o.flows, FlowEvent{o.seq, e})
-	gap := 0
+	limiter := o.allowed
 	if denied {
 		record.Outcome = audit.Denied
 	}
 	if denied || e.Kind == "http" {
-		if !o.records.Allow() {
-			o.untold++
-			o.mu.Unlock()
-			return
-		}
-		gap, o.untold = o.untold, 0
+		limiter = o.denials
 	}
+	if !limiter.Allow() {
+		o.untold++
+		o.mu.Unlock()
+		return
+	}
+	gap := o.untold
+	o.untold = 0
 	o.mu.Unlock()
 	emit := func(r audit.Record) {
 		if err := s.m.Audit.Emit(r); err != nil {

@@ -204,7 +204,7 @@ func TestNetworkRecords(t *testing.T) {
 	tell(egress.Event{Kind: "flow", Name: "a.example", Port: 443, Action: "allow", Up: 10, Down: 20})
 	tell(egress.Event{Kind: "dns", Name: "b.example", Action: "deny", Reason: "not_listed", Count: 3})
 	var wg sync.WaitGroup
-	const denials = recordsAtOnce + 500
+	const denials = denialsAtOnce + 500
 	for i := range denials {
 		wg.Go(func() {
 			tell(egress.Event{Kind: "flow", Address: fmt.Sprintf("192.0.2.%d", i%250), Action: "deny", Reason: "not_listed"})
@@ -239,7 +239,7 @@ func TestNetworkRecords(t *testing.T) {
 			gap += r.Data.(map[string]any)["count"].(int)
 		}
 	}
-	if flows < recordsAtOnce || flows > recordsAtOnce+100 || flows+gap > denials+2 {
+	if flows < denialsAtOnce || flows > denialsAtOnce+100 || flows+gap > denials+2 {
 		t.Errorf("%d records, %d in gaps", flows, gap)
 	}
 }
