@@ -127,8 +127,7 @@ func blocked(err error, workspace string) error {
 		cause = "parts of /proc are covered here, as container engines do it, and then the kernel refuses a new one"
 		hint = "give the container an uncovered /proc (docker run --security-opt systempaths=unconfined), or use --allow-weaker: Landlock and seccomp alone"
 	case os.Getenv("BERM_SANDBOX") != "":
-		cause = "this is inside a sandbox of Berm, which lets nothing make another"
-		hint = "start it outside, or use --allow-weaker in here: Landlock and seccomp alone"
+		return berm.Errorf(berm.Denied, "this is inside a sandbox of Berm already, where no other can be made: %w", err).WithHint("start it outside, or run the command as it is")
 	case apparmor():
 		cause = "AppArmor forbids user namespaces to programs without a profile (sysctl kernel.apparmor_restrict_unprivileged_userns=1)"
 	case inside:

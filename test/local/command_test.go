@@ -88,6 +88,54 @@ func TestUsage(t *testing.T) {
 		}
 	}
 	p.berm("run", "sh", "-c", "exit $#", "sh", "-x", "--rw").exits(2)
+
+	// What is wrong is named.
+	p.berm("run").exits(2).says("COMMAND is missing")
+	p.berm("undo", "--git", "HEAD").exits(2).says(`"HEAD"`, "--git=HEAD")
+	p.sh("true", "--allow", "https://me:secret@example.com/x").exits(2).says("not a URL: example.com\n")
+	p.sh("true", "--open", "192.0.2.x").exits(2).says("--open", "address")
+	for _, pids := range []string{"-1", "0", "3"} {
+		p.sh("true", "--pids", pids).exits(2).says("--pids "+pids, "8 at least")
+	}
+	p.sh("true", "--pids", "8").exits(0)
+	p.write("project/berm.yaml", "version: 1\npids: 3\n")
+	p.sh("true").exits(125).says("3 processes")
+}
+
+// Values of flags are completed.
+func TestCompletion(t *testing.T) {
+	p := user(t)
+	p.write("config", "version: 1\npresets:\n  mine: {extends: build}\n")
+	p.mkdir(".config")
+	p.mkdir(".config/berm")
+	p.must(os.Rename(p.path("config"), p.path(".config/berm/config.yaml")))
+	for flag, words := range map[string][]string{"--preset": {"claude-code\n", "mine\n"}, "--allow": {"pypi\n"}, "--network": {"host\n"}, "--profile": {"strict\n"}, "--template": {":4\n"}} {
+		r := p.berm("__complete", "run", flag, "").exits(0)
+		for _, word := range words {
+			if !strings.Contains(r.stdout, word) {
+				t.Errorf("%s: no %q in %v", flag, word, r)
+			}
+		}
+	}
+}
+
+// A sandbox in a sandbox is refused by its name.
+func TestNested(t *testing.T) {
+	each(t, func(p *person) {
+		p.sh(binary+" run -- true", "--ro", filepath.Dir(binary)).exits(125).says("inside a sandbox")
+		p.sh(binary+" run --allow-weaker --ro . -- true", "--ro", filepath.Dir(binary)).exits(125).says("inside a sandbox")
+	})
+}
+
+// A project in a repository is not the repository.
+func TestSubdirectory(t *testing.T) {
+	p := user(t)
+	p.mkdir("project/.git")
+	p.mkdir("project/sub")
+	p.sh("true", "-C", "sub").exits(0).says("not the git repository around it", "-C "+p.project)
+	if r := p.sh("true").exits(0); r.stderr != "" {
+		t.Errorf("%v", r)
+	}
 }
 
 func TestStreams(t *testing.T) {
@@ -438,7 +486,11 @@ func TestSessionInUse(t *testing.T) {
 func TestGroupOutside(t *testing.T) {
 	each(t, func(p *person) {
 		for _, profile := range []string{"default", "strict"} {
-			script := `"$@" run --profile ` + profile + ` -- sh -c 'trap "echo got it" USR1; kill -USR1 0; kill -KILL 0'; echo "$? and alive"`
+			inside := "trap 'echo got it' USR1; kill -USR1 0; renice -n 1 -g 0 >/dev/null 2>&1; ionice -c 3 -P 0 2>/dev/null; kill -KILL 0"
+			script := `have() { echo "nice $(nice), $(ionice -p $$)"; }
+				before=$(have)
+				"$@" run --profile ` + profile + ` -- sh -c "` + inside + `"; echo "$? and alive"
+				test "$before" = "$(have)" || have`
 			other := *p
 			other.outer = append(slices.Clone(p.outer), "setsid", "sh", "-c", script, "sh")
 			other.berm().exits(0).prints("got it\n137 and alive")

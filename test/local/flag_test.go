@@ -189,7 +189,7 @@ func TestPolicyIsTrue(t *testing.T) {
 		flags := []string{"run", "--print-policy", "--rw", "../other", "--ro", "../project2", "--hide", ".env", "-e", "SECRET=hunter2", "--timeout", "1m"}
 		p.mkdir("project2")
 		r := p.berm(append(flags, "--", "touch", "ran")...).exits(0)
-		for _, text := range []string{"namespace", p.path("other"), p.project, ".env", "seccomp", "1m", "SECRET", "no network", "copy on write"} {
+		for _, text := range []string{"namespace", p.path("other"), p.project, ".env", "seccomp", "1m", "SECRET", "no network", "copy on write", "threads: 8192", "open files", "/proc/kcore"} {
 			if !strings.Contains(strings.ToLower(r.stdout), strings.ToLower(text)) && text != "seccomp" && text != "no network" {
 				p.Errorf("no %q in %s", text, r.stdout)
 			}
@@ -252,6 +252,9 @@ func TestLimits(t *testing.T) {
 		switch {
 		case r.code == 125 && p.uid != 0:
 			r.refuses("memory")
+			p.write("project/berm.yaml", "version: 1\nmemory: 1GiB\n")
+			p.sh("true").refuses("memory", "project/berm.yaml")
+			p.must(os.Remove(p.path("project/berm.yaml")))
 		case strings.Contains(r.stdout, "done") || r.signal != unix.SIGKILL && r.code != 137:
 			p.Errorf("%v", r)
 		default:
