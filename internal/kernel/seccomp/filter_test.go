@@ -98,7 +98,7 @@ func profiles() []Profile {
 	var list []Profile
 	for _, name := range Profiles() {
 		p, _ := Lookup(name)
-		list = append(list, p, p.Shared("truncate"), p.WithoutSetID())
+		list = append(list, p, p.Shared("truncate"), p.WithoutSetID(), p.WithoutSetID().WithoutGroup(true))
 	}
 	return list
 }
@@ -261,6 +261,8 @@ func TestSize(t *testing.T) {
 		"strict, shared namespaces/amd64": {220, 250}, "strict, shared namespaces/arm64": {195, 215},
 		"default, without set-id bits/amd64": {220, 290}, "default, without set-id bits/arm64": {190, 255},
 		"strict, without set-id bits/amd64": {215, 255}, "strict, without set-id bits/arm64": {185, 230},
+		"default, without set-id bits, without the caller's group/amd64": {235, 290}, "default, without set-id bits, without the caller's group/arm64": {200, 255},
+		"strict, without set-id bits, without the caller's group/amd64": {230, 255}, "strict, without set-id bits, without the caller's group/arm64": {195, 230},
 	}
 	each(t, func(t *testing.T, p Profile, arch string, _ func(data) action) {
 		filter, _ := p.Assemble(arch)

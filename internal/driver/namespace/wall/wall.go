@@ -313,20 +313,23 @@ func (s *SetUp) rights(c Config) error {
 	if s.policy.NoNewPrivs = !c.Setuid; s.policy.NoNewPrivs {
 		s.add(plan.Step{Op: plan.NoNewPrivs})
 	}
-	f, err := filterOf(c.Profile, c.NoSetID)
+	f, err := filterOf(c.Profile, c.NoSetID, c.CallersGroup)
 	if err != nil {
 		return err
 	}
 	s.seccomp = f.describe
 	s.add(plan.Step{Op: plan.Seccomp, Data: f.program})
 	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(c.Capabilities)})
-	if c.CallersGroup && landlock.ABI() >= 6 {
+	if c.CallersGroup && holdsSignals() {
 		// After the capabilities, which the threads of init drop by signalling each other.
 		s.add(plan.Step{Op: plan.Landlock, FD: unix.LANDLOCK_SCOPE_SIGNAL})
 		s.policy.Landlock += ", no signals to processes outside"
 	}
 	return nil
 }
+
+// holdsSignals says whether Landlock can keep signals inside; where not, the filter does.
+func holdsSignals() bool { return landlock.HoldsSignals(landlock.ABI()) }
 
 // filter is an assembled seccomp profile.
 type filter struct {
@@ -338,12 +341,13 @@ type filter struct {
 // as long as the rest of a plan.
 var filters sync.Map
 
-func filterOf(name string, noSetID bool) (filter, error) {
+func filterOf(name string, noSetID, callersGroup bool) (filter, error) {
 	type key struct {
-		name    string
-		noSetID bool
+		name                  string
+		noSetID, callersGroup bool
 	}
-	if f, ok := filters.Load(key{name, noSetID}); ok {
+	k := key{name, noSetID, callersGroup}
+	if f, ok := filters.Load(k); ok {
 		return f.(filter), nil
 	}
 	profile, err := seccomp.Lookup(name)
@@ -353,13 +357,16 @@ func filterOf(name string, noSetID bool) (filter, error) {
 	if noSetID {
 		profile = profile.WithoutSetID()
 	}
+	if callersGroup {
+		profile = profile.WithoutGroup(!holdsSignals())
+	}
 	code, err := profile.Assemble("")
 	if err != nil {
 		return filter{}, err
 	}
 	program := unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(code))), len(code)*int(unsafe.Sizeof(code[0])))
 	f := filter{string(program), sync.OnceValue(profile.Describe)}
-	filters.Store(key{name, noSetID}, f)
+	filters.Store(k, f)
 	return f, nil
 }
 
