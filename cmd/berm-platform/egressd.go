@@ -4,6 +4,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime/debug"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -35,6 +36,7 @@ func newEgressCommand() *cobra.Command {
 				return berm.Errorf(berm.Internal, "give rights away: %w", errno)
 			}
 			_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+			debug.SetGCPercent(400) // most of its memory is packets on their way
 			var c service.Config
 			for _, r := range resolvers {
 				addr, err := netip.ParseAddrPort(r)

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
@@ -190,8 +192,12 @@ func (x *sandbox) record(f *flow) {
 	x.events.add(e)
 }
 
-// TCP judges a connection that the sandbox opens.
+// TCP judges a connection that the sandbox opens. One to port 53 is a query to whatever
+// server it is for.
 func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) {
+	if inside.Destination.Port() == 53 {
+		return func(conn stack.Conn) { _ = x.responder.Serve(conn) }
+	}
 	f := x.ask(inside, policy.TCP)
 	if f == nil {
 		return nil
@@ -340,40 +346,48 @@ func pass(to io.Writer, from io.Reader) {
 func (x *sandbox) dial(ctx context.Context, f *flow, network string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
-	addrs := []netip.Addr{f.question.Host.Addr()}
-	if name := f.question.Host.Name(); name != "" {
-		found, err := x.server.up.Lookup(ctx, name)
-		if err != nil {
-			f.fail(err)
-			return nil, err
-		}
-		vetted, v := x.vet(f, found)
-		if v.Action != policy.Allow {
-			f.deny(v)
-			return nil, errDenied
-		}
-		addrs = vetted
-	}
-	var errs []error
-	for _, addr := range addrs {
-		var d net.Dialer
-		conn, err := d.DialContext(ctx, network, netip.AddrPortFrom(addr, f.question.Port).String())
-		if err == nil {
-			x.mu.Lock()
-			f.dialed(addr)
-			if f.judge != x.policy { // it came meanwhile, and knew no address to judge
-				x.rejudge(f)
-			}
-			x.mu.Unlock()
-			if f.isDenied() {
-				conn.Close()
+	dialer := dns.Dialer{
+		Lookup: x.server.up.Lookup,
+		Vet: func(_ string, found []netip.Addr) ([]netip.Addr, error) {
+			vetted, v := x.vet(f, found)
+			if v.Action != policy.Allow {
+				f.deny(v)
 				return nil, errDenied
 			}
-			return conn, nil
-		}
-		errs = append(errs, err)
+			return vetted, nil
+		},
+		// Of a name or not, no address that a socket is about to be connected to is special.
+		Check: func(to netip.AddrPort) error {
+			if class := x.table.Judge(to.Addr()); class.Denied() {
+				return berm.Errorf(berm.Denied, "%s is not dialed: %s", to.Addr(), class)
+			}
+			return nil
+		},
 	}
-	err := errors.Join(errs...)
-	f.fail(err)
-	return nil, err
+	var conn net.Conn
+	var err error
+	if name := f.question.Host.Name(); name != "" {
+		conn, err = dialer.DialName(ctx, network, name, f.question.Port)
+	} else {
+		conn, err = dialer.DialAddr(ctx, network, netip.AddrPortFrom(f.question.Host.Addr(), f.question.Port))
+	}
+	if err != nil {
+		if !errors.Is(err, errDenied) {
+			f.fail(err)
+		}
+		return nil, err
+	}
+	if addr, parseErr := netip.ParseAddrPort(conn.RemoteAddr().String()); parseErr == nil {
+		x.mu.Lock()
+		f.dialed(addr.Addr().Unmap())
+		if f.judge != x.policy { // it came meanwhile, and knew no address to judge
+			x.rejudge(f)
+		}
+		x.mu.Unlock()
+	}
+	if f.isDenied() {
+		conn.Close()
+		return nil, errDenied
+	}
+	return conn, nil
 }

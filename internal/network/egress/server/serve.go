@@ -157,6 +157,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 		return nil, nil, err
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), live: map[*flow]struct{}{}}
+	x.responder = dns.NewResponder(x.names, x.resolves)
 	if warnings, err = x.set(o); err == nil && o.Trust {
 		err = x.makeTrust()
 	} else if err == nil {
@@ -222,6 +223,9 @@ type sandbox struct {
 	table  *address.Table
 	names  *dns.Names
 	stack  *stack.Stack
+
+	responder *dns.Responder
+
 	events *events
 	ca     *inspect.CA // nil: no requests are looked into
 	trust  *egress.Trust
@@ -353,15 +357,18 @@ func (x *sandbox) close() {
 }
 
 // Query answers one DNS message.
-func (x *sandbox) Query(ctx context.Context, server netip.Addr, message []byte) []byte {
-	return dns.Answer(x.names, message, func(name string) bool {
-		host, err := policy.ParseHost(name)
-		allowed := err == nil && x.evaluator().Resolves(host, "A", time.Now())
-		if !allowed {
-			x.events.add(egress.Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
-		}
-		return allowed
-	})
+func (x *sandbox) Query(_ context.Context, _ netip.Addr, message []byte) []byte {
+	return x.responder.Answer(message)
+}
+
+// resolves says whether there is a name for the sandbox.
+func (x *sandbox) resolves(name string) bool {
+	host, err := policy.ParseHost(name)
+	allowed := err == nil && x.evaluator().Resolves(host, "A", time.Now())
+	if !allowed {
+		x.events.add(egress.Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
+	}
+	return allowed
 }
 
 // Limited tells of a flow that a limit refused.
