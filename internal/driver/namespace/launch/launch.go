@@ -556,7 +556,9 @@ func (s *Sandbox) receive(message []byte) (n int, link *os.File, err error) {
 	err = raw.Read(func(fd uintptr) bool {
 		for {
 			n, rightsLen, _, _, received = unix.Recvmsg(int(fd), message, rights, unix.MSG_CMSG_CLOEXEC)
-			if received != unix.EINTR {
+			// An end that closes with something unread resets the connection, and the kernel
+			// tells that before what was sent earlier.
+			if received != unix.EINTR && received != unix.ECONNRESET {
 				return received != unix.EAGAIN
 			}
 		}

@@ -130,7 +130,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 		command.Link(s.link)
 	}
 	if err := s.send(plan.SetUp, s.order.Plan, trees); err != nil {
-		return Ended{}, s.explain(err)
+		return Ended{}, s.why(err)
 	}
 	monitor.Trace("plan sent")
 	if groups != nil {
@@ -328,6 +328,16 @@ func (s *Sandbox) keep(ctx context.Context, command Command) (stop func() berm.R
 		close(done)
 		return reason
 	}
+}
+
+// why explains an error of a message to init, which may have left and said why.
+func (s *Sandbox) why(err error) error {
+	if errors.Is(err, unix.EPIPE) || errors.Is(err, unix.ECONNRESET) {
+		if t := s.follow(Command{}); t.Detail != "" {
+			return reported(t.Detail)
+		}
+	}
+	return s.explain(err)
 }
 
 // told is what init reported.
