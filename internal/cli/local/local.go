@@ -50,8 +50,8 @@ func sessionFlag(cmd *cobra.Command, usage string) *string {
 }
 
 // choose opens the session of a name, or the newest one of the project around the
-// working directory.
-func choose(store *session.Store, name string) (*session.Session, error) {
+// working directory; it says which unless there is only one and the project is here.
+func choose(cmd *cobra.Command, store *session.Store, name string) (*session.Session, error) {
 	if name != "" {
 		return store.Get(name)
 	}
@@ -67,7 +67,26 @@ func choose(store *session.Store, name string) (*session.Session, error) {
 		return nil, berm.Errorf(berm.NotFound, "no session changed anything in this directory").
 			WithHint("`berm sessions` lists those of other directories; --session chooses one")
 	}
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	list, err := store.List()
+	if err != nil {
+		return nil, err
+	}
+	n := 0
+	for _, other := range list {
+		if other.Project == s.Project {
+			n++
+		}
+	}
+	switch {
+	case n > 1:
+		cli.Notice(cmd, "session %s of %s, the newest of %d there; --session takes another", s.Name, s.Project, n)
+	case s.Project != dir:
+		cli.Notice(cmd, "session %s of %s", s.Name, s.Project)
+	}
+	return s, nil
 }
 
 func completeSessions(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {

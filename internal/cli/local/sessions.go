@@ -136,7 +136,7 @@ func newDiscardCommand() *cobra.Command {
 				}
 			}
 		case len(args) == 0:
-			s, err := choose(store, "")
+			s, err := choose(cmd, store, "")
 			if err != nil {
 				return err
 			}
@@ -177,9 +177,11 @@ func newUndoCommand() *cobra.Command {
 		Use:   "undo [flags]",
 		Short: "Make a session's workspace what it was before its last command",
 		Long: `Make a session's workspace what it was before its last command, of which --checkpoint
-kept a copy. With --git it becomes a commit instead, as a clean clone of the project would
-have it; files that git does not know are gone then. The project is not touched, and what
-was there before is a checkpoint itself: undo can be undone.`,
+kept a copy; before its first one it was the project, which needs no copy. With --git it
+becomes a commit of the project instead; files that git does not know are as in the project
+then, and what is not committed there is not in it. The project is not touched, and what the
+workspace was is a checkpoint itself: undo can be undone. What was applied is in the project,
+and undo does not take it back.`,
 		Example: `  berm undo
   berm undo --list
   berm undo --to 3
@@ -194,7 +196,7 @@ was there before is a checkpoint itself: undo can be undone.`,
 	cmd.Flags().Lookup("git").NoOptDefVal = "HEAD"
 	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		w, err := openWork(*name, !list)
+		w, err := openWork(cmd, *name, !list)
 		if err != nil {
 			return err
 		}
@@ -215,6 +217,9 @@ was there before is a checkpoint itself: undo can be undone.`,
 			return undoToCommit(cmd, w, commit.Value.String())
 		}
 		if to == 0 {
+			if len(checkpoints) == 0 && len(w.session.Runs) <= 1 {
+				return undoFirst(cmd, w, *asJSON)
+			}
 			if len(checkpoints) == 0 {
 				return berm.Errorf(berm.NotFound, "session %s has no checkpoints", w.session.Name).
 					WithHint("berm run --checkpoint makes one before each command; berm discard gives up all changes")
@@ -232,6 +237,23 @@ was there before is a checkpoint itself: undo can be undone.`,
 		return nil
 	}
 	return cmd
+}
+
+// undoFirst takes back all that the first command of a session did.
+func undoFirst(cmd *cobra.Command, w *work, asJSON bool) error {
+	ctx := context.WithoutCancel(cmd.Context())
+	before, err := w.session.Checkpoint(ctx, "before going back to the project", keepCheckpoints)
+	if err != nil {
+		return err
+	}
+	if err := w.session.Empty(ctx); err != nil {
+		return err
+	}
+	if asJSON {
+		return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{"session": w.session.Name, "restored": 0, "before": before.N})
+	}
+	cli.Notice(cmd, "session %s is as before its first command; what it was is checkpoint %d", w.session.Name, before.N)
+	return nil
 }
 
 func listCheckpoints(cmd *cobra.Command, checkpoints []session.Checkpoint, asJSON bool) error {

@@ -4,6 +4,10 @@ import (
 	"context"
 	"os"
 
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/local/apply"
 	"github.com/berm-sandbox/berm/internal/local/change"
 	"github.com/berm-sandbox/berm/internal/local/session"
 )
@@ -19,7 +23,7 @@ type work struct {
 
 // openWork opens a session by its name, or the newest one here. lock takes it for the
 // command alone: a session whose command runs is refused then.
-func openWork(name string, lock bool) (_ *work, err error) {
+func openWork(cmd *cobra.Command, name string, lock bool) (_ *work, err error) {
 	store, err := openStore()
 	if err != nil {
 		return nil, err
@@ -30,7 +34,7 @@ func openWork(name string, lock bool) (_ *work, err error) {
 			w.close()
 		}
 	}()
-	s, err := choose(store, name)
+	s, err := choose(cmd, store, name)
 	if err != nil {
 		return nil, err
 	}
@@ -51,6 +55,24 @@ func openWork(name string, lock bool) (_ *work, err error) {
 
 func (w *work) changes(ctx context.Context) ([]change.Change, error) {
 	return change.List(ctx, w.upper, w.project, change.Limits{})
+}
+
+// request is what an apply of changes to paths begins with. note is told when what changed
+// outside is known by its time alone.
+func (w *work) request(changes []change.Change, paths []string, note func(error)) (_ apply.Request, done func()) {
+	r := apply.Request{
+		Dir: w.session.Dir(), Upper: w.upper, Project: w.project, Started: w.session.Created, Recorded: w.session.Used(),
+		Changes: changes, Paths: paths,
+	}
+	base, err := w.session.Base()
+	if err != nil {
+		if berm.KindOf(err) != berm.NotFound {
+			note(err)
+		}
+		return r, func() {}
+	}
+	r.Base = base
+	return r, func() { base.Close() }
 }
 
 func (w *work) close() {
