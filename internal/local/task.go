@@ -119,6 +119,9 @@ func Prepare(t *Task) (*Request, error) {
 		grant.Notices = append(grant.Notices, fmt.Sprintf("the project is %s alone, not the git repository around it: -C %s is all of it", place.Workspace, dir))
 	}
 	online := (len(grant.Allow) > 0 || t.Network.Policy.YAML != "") && grant.Network != preset.NetworkHost
+	if !online && grant.Network != preset.NetworkHost {
+		env = impatient(env)
+	}
 	return &Request{Network: online, Narrowed: grant.Limits != asked, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }
 
@@ -479,6 +482,17 @@ func itself(entry string) bool {
 	}
 	name, _, _ := strings.Cut(entry, ":")
 	return name == "localhost"
+}
+
+// impatient keeps package managers from trying again what no network reaches: npm does for
+// more than a minute.
+func impatient(env []string) []string {
+	for _, name := range []string{"npm_config_fetch_retries", "PIP_RETRIES", "CARGO_NET_RETRY"} {
+		if variable(env, name) == "" {
+			env = append(unset(env, name), name+"=0")
+		}
+	}
+	return env
 }
 
 // LoadConfig reads the configuration file of whoever has this environment.

@@ -119,6 +119,26 @@ func TestCompletion(t *testing.T) {
 	}
 }
 
+// Without a network names do not exist, which programs tell at once: what no server answers
+// they try again.
+func TestNoNetwork(t *testing.T) {
+	if _, err := os.Stat("/etc/nsswitch.conf"); err != nil {
+		t.Skip("the C library here has no nsswitch.conf")
+	}
+	each(t, func(p *person) {
+		p.berm("run", "--", "python3", "-c", `
+import socket
+for name in "example.com", "localhost", "berm":
+    try:
+        print(name, len(socket.getaddrinfo(name, 80)) > 0)
+    except socket.gaierror as e:
+        print(name, e.errno == socket.EAI_NONAME)
+`).prints("example.com True\nlocalhost True\nberm True")
+		p.sh("echo $npm_config_fetch_retries $PIP_RETRIES", "-e", "PIP_RETRIES=1").prints("0 1")
+		p.sh("echo $npm_config_fetch_retries", "--network", "host").prints("")
+	})
+}
+
 // A sandbox in a sandbox is refused by its name.
 func TestNested(t *testing.T) {
 	each(t, func(p *person) {
