@@ -3,10 +3,12 @@ package local
 import (
 	"os/user"
 	"path/filepath"
+	"slices"
 	"sync"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/local/session"
 )
 
@@ -45,11 +47,26 @@ func begin(t *Task, r *Request) *records {
 		return j
 	}
 	j.path = filepath.Join(state, "audit", "log.jsonl")
+	data := map[string]any{
+		"argv": r.Argv, "workspace": r.Place.Workspace, "access": r.Grant.Workspace, "preset": r.Grant.Preset,
+		"session": t.Session, "limits": r.Grant.Limits, "network": r.Grant.Network,
+	}
+	var writable []string
+	for _, p := range r.Grant.Paths {
+		if p.Access == preset.ReadWrite {
+			writable = append(writable, p.Path)
+		}
+	}
+	if len(writable) > 0 {
+		data["writable"] = writable
+	}
+	if r.Network {
+		policy := t.Network.Policy
+		policy.Entries = slices.Concat(policy.Entries, r.Grant.Allow)
+		data["network"], data["policy"], data["open"] = "policy", policy, t.Network.Open
+	}
 	go func() {
-		j.begun <- audit.Append(j.path, j.record(audit.SandboxCreate, audit.OK, "", map[string]any{
-			"argv": r.Argv, "workspace": r.Place.Workspace, "access": r.Grant.Workspace, "preset": r.Grant.Preset,
-			"session": t.Session, "limits": r.Grant.Limits, "network": r.Grant.Network,
-		}))
+		j.begun <- audit.Append(j.path, j.record(audit.SandboxCreate, audit.OK, "", data))
 	}()
 	return j
 }

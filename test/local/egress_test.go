@@ -73,3 +73,17 @@ func TestServiceRights(t *testing.T) {
 		}
 	})
 }
+
+// The record tells what the command could write and reach, also when no sandbox could be made.
+func TestRightsRecorded(t *testing.T) {
+	each(t, func(p *person) {
+		p.mkdir("other")
+		p.sh("true", "--allow", "example.com", "--open", "10.1.0.0/16", "--rw", "~/other")
+		record := p.read(".local/state/berm/audit/log.jsonl")
+		for _, want := range []string{`"entries":["example.com"]`, `"open":["10.1.0.0/16"]`, `"writable":["` + p.path("other") + `"]`} {
+			if !strings.Contains(record, want) {
+				t.Errorf("no %s: %s", want, record)
+			}
+		}
+	})
+}
