@@ -139,6 +139,19 @@ for name in "example.com", "localhost", "berm":
 	})
 }
 
+// Files of /etc that are links, as systemd-resolved and NixOS have them, are a run's own too.
+func TestLinkedSettings(t *testing.T) {
+	root(t)
+	each(t, func(p *person) {
+		p.mkdir("etc")
+		c := p.byRoot().within("M=" + p.path("etc") + `
+			mount -t tmpfs none $M && cp -a /etc/. $M && cd $M && rm -f resolv.conf hosts nsswitch.conf || exit 101
+			ln -s ../run/systemd/resolve/stub-resolv.conf resolv.conf && ln -s /nosuch hosts && echo "hosts: dns" >nsswitch.real && ln -s nsswitch.real nsswitch.conf || exit 102
+			mount --bind . /etc && cd ` + p.project + " && exec " + p.asUser() + `"$@"`)
+		c.sh("grep nameserver /etc/resolv.conf; grep localhost /etc/hosts | head -1; cat /etc/nsswitch.conf; cat /etc/nsswitch.real").prints("nameserver 127.0.0.1\n127.0.0.1\tlocalhost\n\nhosts: files\nhosts: dns")
+	})
+}
+
 // A sandbox in a sandbox is refused by its name.
 func TestNested(t *testing.T) {
 	each(t, func(p *person) {

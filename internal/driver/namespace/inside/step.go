@@ -191,16 +191,27 @@ func mask(path string) error {
 	return unix.Mount(source, path, "", unix.MS_BIND, "")
 }
 
-// cover hides a file behind another.
+// cover hides a file, or a symbolic link, behind another file: systemd-resolved and NixOS
+// have links in /etc, which often lead to what is not there inside.
 func cover(source, target string) error {
 	var stat unix.Stat_t
 	if err := unix.Lstat(target, &stat); err != nil {
 		return ignoreAbsent(err)
 	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFREG {
+	if kind := stat.Mode & unix.S_IFMT; kind != unix.S_IFREG && kind != unix.S_IFLNK {
 		return nil
 	}
-	return bind(source, target, unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC)
+	fd, err := unix.OpenTree(unix.AT_FDCWD, source, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr); err != nil {
+		return err
+	}
+	// Unlike mount(2) it does not follow a link at the end of target.
+	return unix.MoveMount(fd, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH)
 }
 
 func ignoreAbsent(err error) error {

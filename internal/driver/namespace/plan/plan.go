@@ -42,8 +42,9 @@ const (
 	// Mask hides Target, a file, behind something that nobody can open. A Target
 	// that does not exist is skipped.
 	Mask
-	// Cover puts the file Source over the file Target, read-only. A Target that is absent
-	// or a symbolic link is skipped: what it points to may be anywhere.
+	// Cover puts the file Source over the file Target, read-only, or over the symbolic link,
+	// which is not followed: what it points to may be anywhere. A Target that is absent is
+	// skipped.
 	Cover
 	// ReadOnly makes the tree below Target unwritable. A Target that does not exist
 	// is skipped.
