@@ -3,6 +3,7 @@ package wall
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -117,6 +118,11 @@ func (h Host) build(s *SetUp, c Config) {
 	}
 }
 
+// ofHost says whether what lies at path is the host's own.
+func (h Host) ofHost(path string) bool {
+	return h.within(path) || slices.ContainsFunc(h.Shown, func(p Shown) bool { return p.Path == path && !p.Hide && p.Target == "" })
+}
+
 // within says whether path lies in a directory of the host that is shown.
 func (h Host) within(path string) bool {
 	for _, p := range h.Shown {
@@ -212,7 +218,7 @@ func (h Host) finish(s *SetUp, c Config) {
 		if c.HostNetwork && (f[0] == "hosts" || f[0] == "resolv.conf") {
 			continue // the host's are the right ones
 		}
-		if len(h.Layers) > 0 {
+		if len(h.Layers) > 0 && !h.ofHost("/etc/"+f[0]) {
 			s.add(plan.Step{Op: plan.File, Target: stageRoot + "/etc/" + f[0], Flags: 0o644, Data: f[1]})
 			continue
 		}
