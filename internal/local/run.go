@@ -71,7 +71,6 @@ type Outcome struct {
 	Reason   berm.Reason
 	Detail   string        // what a person should know, or ""
 	Duration time.Duration // from the request to the end of the last process
-	Degraded []string      // what the host did not give
 	Started  bool          // false: there was nothing to execute
 }
 
@@ -210,7 +209,7 @@ func (r *Request) plan(ids launch.IDs, upper launch.Upper) (*wall.SetUp, error) 
 
 // outcome judges how the command ended.
 func outcome(e launch.Ended, g preset.Grant) Outcome {
-	o := Outcome{Reason: e.Reason, Detail: e.Detail, Started: e.Started, Degraded: e.Degraded}
+	o := Outcome{Reason: e.Reason, Detail: e.Detail, Started: e.Started}
 	switch {
 	case e.Reason == berm.ReasonTimeout:
 		o.ExitCode, o.Detail = timedOut, "the command was ended after "+g.Timeout.String()

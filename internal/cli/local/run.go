@@ -443,7 +443,7 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 			"exitCode": r.ExitCode, "reason": r.Reason, "level": r.Level, "preset": r.Preset, "workspace": r.Workspace,
 			"durationMS": r.Duration.Milliseconds(), "started": r.Started,
 		}
-		for name, list := range map[string][]string{"weaker": r.Weaker, "notices": notices, "degraded": r.Degraded} {
+		for name, list := range map[string][]string{"weaker": r.Weaker, "notices": notices} {
 			if len(list) > 0 {
 				object[name] = list
 			}

@@ -47,8 +47,7 @@ type Ended struct {
 	// exit status is 126 or 127.
 	Started  bool
 	Detail   string
-	Degraded []string // what the host did not grant
-	OOMKills int64    // processes that the kernel ended for memory
+	OOMKills int64 // processes that the kernel ended for memory
 }
 
 // Run makes the sandbox of order around one command, with this process as its monitor,
@@ -346,7 +345,8 @@ type told struct {
 	complete bool // the command's status is known
 }
 
-// follow takes what init reports until it ends.
+// follow takes what init reports until it ends. Limits that are lower than they could be
+// because the caller's own are is nothing to report.
 func (s *Sandbox) follow(command Command) (t told) {
 	message := make([]byte, 4096)
 	for {
@@ -372,10 +372,6 @@ func (s *Sandbox) follow(command Command) (t told) {
 			}
 		case plan.Failed:
 			t.Detail = string(body)
-		case plan.Lowered:
-			if len(t.Degraded) < 32 {
-				t.Degraded = append(t.Degraded, "the host allows no more than "+string(body))
-			}
 		}
 	}
 }
