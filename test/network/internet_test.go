@@ -8,7 +8,9 @@ import (
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"log"
@@ -46,7 +48,14 @@ const (
 
 var addresses = []string{one, eight, resolver, site, documentation, metadata, private, shared}
 
+// connectivity is what E2B's tests ask whether there is an internet.
+const connectivity = "connectivitycheck.gstatic.com"
+
+// statuses are what E2B's tests expect of hosts of the real internet.
+var statuses = map[string]int{one: 301, eight: 302, connectivity: 204}
+
 var names = map[string]string{
+	connectivity + ".": site,
 	"www.example.com.": site, "files.example.com.": eight, "other.example.org.": one,
 	"rebind.example.net.": private, "rebind.example.com.": private, "metadata.example.net.": metadata, "docs.example.net.": documentation,
 }
@@ -119,14 +128,20 @@ func internet() {
 		if err != nil {
 			return
 		}
-		body := "hello " + r.Host
-		fmt.Fprintf(c, "HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", len(body), body)
+		body, status := "hello "+r.Host, 200
+		if s, ok := statuses[r.Host]; ok {
+			body, status = "", s
+		}
+		fmt.Fprintf(c, "HTTP/1.1 %d x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body)
 	}
 	listen("80", hello)
 	listen("8080", hello)
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	check(err)
-	template := &x509.Certificate{SerialNumber: big.NewInt(1), DNSNames: []string{"*.example.com"}, NotAfter: time.Now().Add(time.Hour)}
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "internet"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
+		DNSNames: []string{"*.example.com", connectivity}, IPAddresses: []net.IP{net.ParseIP(one), net.ParseIP(eight)},
+	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	check(err)
 	secure := &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
@@ -149,7 +164,11 @@ func internet() {
 	control, err := net.Listen("tcp4", gateway+":8000")
 	check(err)
 	fmt.Println("ready")
-	check(http.Serve(control, http.HandlerFunc(func(out http.ResponseWriter, _ *http.Request) {
+	check(http.Serve(control, http.HandlerFunc(func(out http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/certificate" {
+			_ = pem.Encode(out, &pem.Block{Type: "CERTIFICATE", Bytes: der})
+			return
+		}
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		_ = json.NewEncoder(out).Encode(w)

@@ -16,7 +16,7 @@ async function create(options = {}) {
 async function reaches(sandbox, url) {
   try {
     const r = await sandbox.commands.run(`curl -fsk --max-time 4 -o /dev/null -w '%{http_code}' ${url}`)
-    assert.equal(r.stdout, '200')
+    assert.ok(Number(r.stdout) < 400)
     return true
   } catch (e) {
     assert.ok(e.exitCode > 0, String(e))
