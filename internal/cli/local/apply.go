@@ -246,11 +246,11 @@ func (l line) text() string {
 	if l.Deleted && l.Outcome == apply.Flagged {
 		reason = deleted + reason
 	}
-	if l.paths > 1 {
-		reason += fmt.Sprintf(" (%d paths)", l.paths)
-	}
 	if reason != "" {
 		text += "  " + terminal.Escape(reason)
+	}
+	if l.paths > 1 {
+		text += fmt.Sprintf(" (%d paths)", l.paths)
 	}
 	return text
 }

@@ -73,6 +73,24 @@ func TestLostHistory(t *testing.T) {
 	}
 }
 
+// TestLostAndMoved: a repository that was deleted here and goes on outside stays, all of it.
+func TestLostAndMoved(t *testing.T) {
+	f := newRepository(t)
+	f.whiteout(".git")
+	f.git("commit", "-q", "--allow-empty", "-m", "outside")
+	consent := f.request()
+	consent.Consent = true
+	for name, r := range f.apply(consent) {
+		if r.Outcome != Conflict || r.Unit != ".git" {
+			t.Errorf("%q: %+v", name, r)
+		}
+	}
+	if out := f.git("log", "-1", "--format=%s"); out != "outside" {
+		t.Error(out)
+	}
+	f.git("fsck", "--strict")
+}
+
 // TestMostDeleted asks before most of a project goes, whatever else lies there.
 func TestMostDeleted(t *testing.T) {
 	f := newFixture(t)

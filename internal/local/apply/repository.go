@@ -81,9 +81,13 @@ func gitDirectory(unit, name string) string {
 // judgeRepositories treats each .git as a unit: what the session committed rests on the
 // references and the index that it saw.
 func (p *Plan) judgeRepositories() {
-	units := map[string][]*step{}
+	units, roots := map[string][]*step{}, map[string]*step{}
 	for _, s := range p.steps {
-		if unit, ok := repository(string(s.Path)); ok && string(s.Path) != unit {
+		switch unit, ok := repository(string(s.Path)); {
+		case !ok:
+		case string(s.Path) == unit:
+			roots[unit] = s // which may be a file that leads to a repository
+		default:
 			units[unit] = append(units[unit], s)
 		}
 	}
@@ -107,6 +111,9 @@ func (p *Plan) judgeRepositories() {
 		}
 		if reason == "" {
 			continue
+		}
+		if root := roots[unit]; root != nil {
+			steps = append(steps, root)
 		}
 		for _, s := range steps {
 			if s.planned() || s.Outcome == Flagged || s.Outcome == Conflict {
