@@ -55,6 +55,7 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 				c.Log.Error("sandboxes have no network but loopback", "error", err)
 				return e, func() {}
 			}
+			c.Log.Info("network service", "pid", service.PID(), "default", c.DefaultEgress)
 			e.Service, e.Missing = carrier{service}, ""
 			return e, service.Close
 		}

@@ -99,6 +99,16 @@ func (s *Service) Starts() int {
 	return s.starts
 }
 
+// PID is the process id, 0 when there is none.
+func (s *Service) PID() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.process == nil {
+		return 0
+	}
+	return s.process.pid
+}
+
 // endPatience is how long the process has to end by itself.
 const endPatience = 2 * time.Second
 

@@ -42,6 +42,7 @@ func Start(program *os.File) (*net.UnixConn, error) {
 // process is a service that was started.
 type process struct {
 	conn   *net.UnixConn
+	pid    int
 	exited chan struct{}
 	kill   func()
 }
@@ -72,7 +73,7 @@ func start(program *os.File, args ...string) (*process, error) {
 		conn.Close()
 		return nil, failed(err)
 	}
-	p := &process{conn: conn, exited: make(chan struct{}), kill: func() { _ = cmd.Process.Kill() }}
+	p := &process{conn: conn, pid: cmd.Process.Pid, exited: make(chan struct{}), kill: func() { _ = cmd.Process.Kill() }}
 	go func() {
 		_ = cmd.Wait()
 		close(p.exited)
