@@ -144,7 +144,7 @@ func newDiscardCommand() *cobra.Command {
 		}
 		var errs []error
 		for _, name := range args {
-			if err := discard(cmd.Context(), store, name); err != nil {
+			if err := discard(cmd, store, name); err != nil {
 				errs = append(errs, err)
 				continue
 			}
@@ -158,14 +158,19 @@ func newDiscardCommand() *cobra.Command {
 }
 
 // discard gives a session up. What an apply that was stopped left in the project goes with it.
-func discard(ctx context.Context, store *session.Store, name string) error {
+func discard(cmd *cobra.Command, store *session.Store, name string) error {
+	ctx := cmd.Context()
 	s, err := store.Get(name)
 	if err != nil || s.Broken != nil || s.Lock() != nil {
 		return store.Remove(ctx, name) // which says why it cannot
 	}
 	defer s.Unlock()
-	if _, err := local.Settle(ctx, s); err != nil && berm.KindOf(err) != berm.NotFound { // the project may be gone
+	switch _, err := local.Settle(ctx, s); {
+	case err == nil, berm.KindOf(err) == berm.NotFound: // the project may be gone
+	case ctx.Err() != nil, berm.KindOf(err) == berm.Conflict: // until another apply to the project has ended
 		return err
+	default: // which must not keep the session for ever
+		cli.Notice(cmd, "temporary files of an apply that was stopped may be left in %s: %v", s.Project, err)
 	}
 	return s.Remove(ctx)
 }
