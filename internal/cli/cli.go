@@ -82,6 +82,8 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 		err = err.WithHint("Did you mean %s?", strings.Join(near, " or "))
 	} else if args[0] == "version" {
 		err = err.WithHint("berm --version")
+	} else {
+		err = err.WithHint("%s", usageHint(cmd))
 	}
 	return UsageError{Err: err}
 }
@@ -127,7 +129,7 @@ func UsageArgs(check cobra.PositionalArgs) cobra.PositionalArgs {
 			return nil
 		}
 		if needed := neededArgs(cmd); len(args) < len(needed) {
-			return UsageError{Err: fmt.Errorf("%s: %s is missing", cmd.CommandPath(), needed[len(args)])}
+			return UsageError{Err: fmt.Errorf("%s: %s is missing", cmd.Name(), needed[len(args)])}
 		}
 		for i := range args {
 			if check(cmd, args[:i+1]) != nil {
@@ -150,7 +152,7 @@ func neededArgs(cmd *cobra.Command) (names []string) {
 
 // unexpected is the error of an argument that a command has no use for.
 func unexpected(cmd *cobra.Command, arg string) error {
-	err := berm.Errorf(berm.Invalid, "%s: unexpected argument %q", cmd.CommandPath(), arg)
+	err := berm.Errorf(berm.Invalid, "%s: unexpected argument %q", cmd.Name(), arg)
 	cmd.Flags().Visit(func(f *pflag.Flag) {
 		if f.NoOptDefVal != "" && f.Value.Type() == "string" { // its value is only taken after "="
 			err = err.WithHint("--%s=%s", f.Name, arg)

@@ -15,17 +15,17 @@ import (
 // A wrong command line is told by what is wrong with it.
 func TestUsage(t *testing.T) {
 	for line, want := range map[string][2]string{
-		"one":               {"berm one: NAME is missing", ""},
-		"one a b":           {`berm one: unexpected argument "b"`, ""},
-		"many":              {"berm many: NAME is missing", ""},
-		"none a":            {`berm none: unexpected argument "a"`, ""},
-		"none --at a":       {`berm none: unexpected argument "a"`, "--at=a"},
-		"nosuch":            {`unknown command "nosuch" for "berm"`, ""},
+		"one":               {"one: NAME is missing", ""},
+		"one a b":           {`one: unexpected argument "b"`, ""},
+		"many":              {"many: NAME is missing", ""},
+		"none a":            {`none: unexpected argument "a"`, ""},
+		"none --at a":       {`none: unexpected argument "a"`, "--at=a"},
+		"nosuch":            {`unknown command "nosuch" for "berm"`, "`berm --help` lists the commands."},
 		"on":                {`unknown command "on" for "berm"`, "Did you mean none or one?"},
 		"version":           {`unknown command "version" for "berm"`, "berm --version"},
-		"help nosuch":       {`unknown command "nosuch" for "berm"`, ""},
-		"help one more":     {`unknown command "more" for "berm one"`, ""},
-		"completion nosuch": {`unknown command "nosuch" for "berm completion"`, ""},
+		"help nosuch":       {`unknown command "nosuch" for "berm"`, "`berm --help` lists the commands."},
+		"help one more":     {`unknown command "more" for "berm one"`, "Usage: berm one [flags] NAME. More: `berm one --help`."},
+		"completion nosuch": {`unknown command "nosuch" for "berm completion"`, "`berm completion --help` lists the commands."},
 	} {
 		root := NewRoot("1")
 		nothing := func(*cobra.Command, []string) error { return nil }

@@ -115,7 +115,8 @@ func Prepare(t *Task) (*Request, error) {
 			grant.Notices = append(grant.Notices, "--allow "+entry+": inside, that is the sandbox itself; allow a service of this machine by another address, with --open too")
 		}
 	}
-	if dir := repositoryAround(place); dir != "" {
+	// Who names a directory knows which.
+	if dir := repositoryAround(place); dir != "" && t.Dir == "" {
 		grant.Notices = append(grant.Notices, fmt.Sprintf("the project is %s alone, not the git repository around it: -C %s is all of it", place.Workspace, dir))
 	}
 	online := (len(grant.Allow) > 0 || t.Network.Policy.YAML != "") && grant.Network != preset.NetworkHost
