@@ -56,7 +56,7 @@ sandbox ends. The server's audit log has all of them, for good.`,
 				return quietOnInterrupt(ctx, err)
 			}
 			if len(events) > 0 && !first && events[0].Seq > after+1 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "%d events came too fast; the audit log has them\n", events[0].Seq-after-1)
+				_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "%d events came too fast; the audit log has them\n", events[0].Seq-after-1)
 			}
 			for _, e := range events {
 				if after = e.Seq; *asJSON {

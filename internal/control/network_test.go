@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -132,7 +133,7 @@ func TestSetPolicy(t *testing.T) {
 	if err != nil || revision != 3 || len(warnings) != 1 {
 		t.Fatalf("revision %d, warnings %v, %v", revision, warnings, err)
 	}
-	if _, _, err := w.SetPolicy(ctx, s.ID, next, 2, tester); err != ErrPolicyChanged {
+	if _, _, err := w.SetPolicy(ctx, s.ID, next, 2, tester); !errors.Is(err, ErrPolicyChanged) {
 		t.Errorf("over a newer one: %v", err)
 	}
 	info, _ := w.Get(ctx, s.ID)

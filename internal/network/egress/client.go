@@ -26,7 +26,7 @@ func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os
 	l := newLink(conn, events)
 	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open}, link)
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, nil, err
 	}
 	return l, a.Warnings, nil
@@ -38,7 +38,7 @@ func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Polic
 	l := newLink(conn, events)
 	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true}, nil)
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, nil, nil, err
 	}
 	return l, a.Trust, a.Warnings, nil
@@ -77,7 +77,7 @@ func (l *Link) order(ctx context.Context, o Order, link *os.File) (Answer, error
 	case <-l.done:
 		return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone")
 	case <-ctx.Done():
-		l.Close() // its answer would be taken for that of the next order
+		_ = l.Close() // its answer would be taken for that of the next order
 		return Answer{}, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
 	}
 }
@@ -108,7 +108,7 @@ func (l *Link) Finish(ctx context.Context) {
 	case <-l.done:
 	case <-ctx.Done():
 	}
-	l.Close()
+	_ = l.Close()
 }
 
 // Close ends the link: every flow is reset.

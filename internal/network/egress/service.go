@@ -60,7 +60,7 @@ func (s *Service) connect() (*net.UnixConn, error) {
 		}
 	}
 	if err != nil {
-		ours.Close()
+		_ = ours.Close()
 		return nil, err
 	}
 	return ours, nil
@@ -74,7 +74,7 @@ func (s *Service) running() error {
 	if s.process != nil {
 		select {
 		case <-s.process.exited:
-			s.process.conn.Close()
+			_ = s.process.conn.Close()
 			s.process = nil
 		default:
 			return nil
@@ -120,7 +120,7 @@ func (s *Service) Close() {
 	if s.process == nil {
 		return
 	}
-	s.process.conn.Close()
+	_ = s.process.conn.Close()
 	select {
 	case <-s.process.exited:
 	case <-time.After(endPatience):

@@ -57,7 +57,7 @@ func start(program *os.File, args ...string) (*process, error) {
 	// Above the descriptors that the service gets, as ForkExec uses numbers up to there.
 	fd, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, 64)
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, failed(err)
 	}
 	defer unix.Close(fd)
@@ -70,7 +70,7 @@ func start(program *os.File, args ...string) (*process, error) {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: serviceID, Gid: serviceID}
 	}
 	if err := cmd.Start(); err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, failed(err)
 	}
 	p := &process{conn: conn, pid: cmd.Process.Pid, exited: make(chan struct{}), kill: func() { _ = cmd.Process.Kill() }}

@@ -248,7 +248,7 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 		return errDenied
 	}
 	if hello == nil || f.verdict.Inspect {
-		return x.look(ctx, f, ahead)
+		return x.look(f, ahead)
 	}
 	outside, err := x.dial(ctx, f, "tcp")
 	if err != nil {
@@ -260,7 +260,7 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 
 // look passes HTTP on, each request of which is judged: it must be for the flow's name, and be
 // one that the rule allows.
-func (x *sandbox) look(ctx context.Context, f *flow, conn *inspect.Conn) error {
+func (x *sandbox) look(f *flow, conn *inspect.Conn) error {
 	p := inspect.NewProxy(inspect.Config{
 		CA:    x.ca,
 		Judge: requests{x, f},
