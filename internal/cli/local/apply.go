@@ -86,11 +86,8 @@ func (f *applyFlags) run(cmd *cobra.Command, args []string) error {
 		}
 		cli.Notice(cmd, "what cannot be read is left out: %v", unread)
 	}
-	request, done := w.request(changes, paths, func(err error) {
-		cli.Notice(cmd, "changes outside are judged by time alone: %v", err)
-	})
-	defer done()
-	request.Consent, request.Overwrite = f.flagged, f.overwrite
+	request := w.request(changes, paths)
+	request.Base, request.Consent, request.Overwrite = w.base(cmd), f.flagged, f.overwrite
 	p, err := apply.New(ctx, request)
 	if err != nil {
 		return err
@@ -150,12 +147,9 @@ func (f *applyFlags) recover(ctx context.Context, cmd *cobra.Command, w *work) e
 
 // finish gives up a session in which nothing is left that could ever be applied.
 func (f *applyFlags) finish(ctx context.Context, cmd *cobra.Command, w *work, results []apply.Result) error {
-	changes, err := w.changes(ctx)
-	if berm.KindOf(err) == berm.Denied {
-		return nil // which was told
-	}
-	if err != nil {
-		return err
+	changes, unread := w.changes(ctx)
+	if unread != nil && berm.KindOf(unread) != berm.Denied {
+		return unread
 	}
 	skipped := map[string]bool{}
 	for _, r := range results {
@@ -169,7 +163,7 @@ func (f *applyFlags) finish(ctx context.Context, cmd *cobra.Command, w *work, re
 	}
 	text := "nothing is left in session %s of %s"
 	switch {
-	case left > 0:
+	case left > 0 || unread != nil:
 		text = "what was not applied is still in session %s of %s"
 	case !f.keep:
 		if err := w.session.Remove(ctx); err != nil {

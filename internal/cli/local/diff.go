@@ -131,9 +131,7 @@ func warnOutside(cmd *cobra.Command, w *work, changes []change.Change, paths []s
 			chosen = append(chosen, c)
 		}
 	}
-	r, done := w.request(chosen, nil, func(error) {})
-	defer done()
-	list, err := apply.Outside(r)
+	list, err := apply.Outside(w.request(chosen, nil), func() apply.Base { return w.base(cmd) })
 	if err != nil || len(list) == 0 {
 		return // an apply that was stopped tells of itself when it is settled
 	}

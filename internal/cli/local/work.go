@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/local/apply"
 	"github.com/berm-sandbox/berm/internal/local/change"
 	"github.com/berm-sandbox/berm/internal/local/session"
@@ -19,6 +20,7 @@ type work struct {
 	upper   *os.Root
 	project *os.Root
 	locked  bool
+	loaded  *session.Base // to be closed
 }
 
 // openWork opens a session by its name, or the newest one here. lock takes it for the
@@ -57,22 +59,25 @@ func (w *work) changes(ctx context.Context) ([]change.Change, error) {
 	return change.List(ctx, w.upper, w.project, change.Limits{})
 }
 
-// request is what an apply of changes to paths begins with. note is told when what changed
-// outside is known by its time alone.
-func (w *work) request(changes []change.Change, paths []string, note func(error)) (_ apply.Request, done func()) {
-	r := apply.Request{
+// request is what an apply of changes to paths begins with, without the base.
+func (w *work) request(changes []change.Change, paths []string) apply.Request {
+	return apply.Request{
 		Dir: w.session.Dir(), Upper: w.upper, Project: w.project, Started: w.session.Created, Recorded: w.session.Used(),
 		Changes: changes, Paths: paths,
 	}
+}
+
+// base is the project as it was, nil when that is not known.
+func (w *work) base(cmd *cobra.Command) apply.Base {
 	base, err := w.session.Base()
-	if err != nil {
-		if berm.KindOf(err) != berm.NotFound {
-			note(err)
-		}
-		return r, func() {}
+	if err == nil {
+		w.loaded = base
+		return base
 	}
-	r.Base = base
-	return r, func() { base.Close() }
+	if berm.KindOf(err) != berm.NotFound {
+		cli.Notice(cmd, "changes outside are judged by time alone: %v", err)
+	}
+	return nil
 }
 
 func (w *work) close() {
@@ -80,6 +85,9 @@ func (w *work) close() {
 		if root != nil {
 			root.Close()
 		}
+	}
+	if w.loaded != nil {
+		w.loaded.Close()
 	}
 	if w.locked && w.session != nil {
 		w.session.Unlock()

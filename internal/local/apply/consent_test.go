@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -188,13 +189,18 @@ func TestUnreadable(t *testing.T) {
 func TestOutsidePaths(t *testing.T) {
 	f := newRepository(t)
 	f.write("project", map[string]string{"third": "3", "gone": "g", "here": "h"})
+	time.Sleep(2 * coarse)
 	f.begin()
+	f.write("session/upper", map[string]string{"file": "2", "dir/new": "n"})
+	if list, err := Outside(f.request(), func() Base { t.Error("the base is loaded for nothing"); return nil }); err != nil || len(list) > 0 {
+		t.Errorf("%v, %v", list, err)
+	}
 	f.do(`echo 2 >file; echo 2 >other; git commit -qam second; echo 4 >third; echo x >gone; rm here; echo n >new`)
 	f.write("project", map[string]string{"third": "outside", "here": "outside", "unrelated": "u"})
 	os.Remove(filepath.Join(f.root, "project/gone"))
 	f.git("branch", "outside")
 	f.git("commit", "-q", "--allow-empty", "-m", "outside")
-	list, err := Outside(f.request())
+	list, err := Outside(f.request(), func() Base { return f.base })
 	if got := strings.Join(list, " "); err != nil || got != ".git gone here third" {
 		t.Errorf("%s, %v", got, err)
 	}

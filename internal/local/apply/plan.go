@@ -133,22 +133,44 @@ func New(ctx context.Context, r Request) (*Plan, error) {
 }
 
 // Outside returns which of the changes' paths are not what the session began with in the
-// project, as far as that is known; of a repository its .git. It reads and writes nothing else.
-func Outside(r Request) ([]string, error) {
+// project, as far as that is known; of a repository its .git. It writes nothing, and loads the
+// base, which of a large project takes time, only when something there is younger.
+func Outside(r Request, load func() Base) ([]string, error) {
 	p, err := open(r)
 	if err != nil {
 		return nil, err
 	}
 	defer p.Close()
-	var list []string
+	var younger []string
 	for _, c := range r.Changes {
-		name := c.Path
+		if !valid(c.Path) {
+			continue
+		}
+		// What was deleted tells by its directory.
+		now, err := p.project.stat(c.Path)
+		if now != nil && now.Mode&unix.S_IFMT == unix.S_IFDIR {
+			continue
+		}
+		for dir := c.Path; now == nil && err == nil && dir != "."; {
+			dir = path.Dir(dir)
+			now, err = p.project.stat(dir)
+		}
+		if err == nil && now != nil && p.base.since(now.Ctim.Nano()) {
+			younger = append(younger, c.Path)
+		}
+	}
+	if len(younger) == 0 {
+		return nil, nil
+	}
+	p.base.Base = load()
+	var list []string
+	for _, name := range younger {
 		unit, inUnit := repository(name)
-		if !valid(name) || inUnit && len(list) > 0 && list[len(list)-1] == unit {
+		if inUnit && len(list) > 0 && list[len(list)-1] == unit {
 			continue
 		}
 		now, err := p.project.stat(name)
-		if err != nil || now != nil && now.Mode&unix.S_IFMT == unix.S_IFDIR {
+		if err != nil {
 			continue
 		}
 		_, state := p.base.stat(name)
