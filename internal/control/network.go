@@ -122,6 +122,8 @@ const (
 	flowsAtOnce      = 2000
 	// maxFlows is how many flows and denials of a sandbox are kept for NetworkLog.
 	maxFlows = 1000
+	// maxEventText bounds each text of an event in bytes.
+	maxEventText = 1 << 10
 )
 
 // FlowEvent is a flow, a denial, a request that was looked into, or a query that the network service told of.
@@ -293,6 +295,11 @@ func (s *session) offline() {
 // flow takes in what the service tells.
 func (s *session) flow(e egress.Event) {
 	o, denied := s.online, e.Action == "deny"
+	for _, text := range []*string{&e.Name, &e.Detail, &e.Path, &e.Method, &e.Rule} { // the sandbox chose some
+		if len(*text) > maxEventText {
+			*text = (*text)[:maxEventText] + "…"
+		}
+	}
 	record := audit.Record{
 		Sandbox: s.info.ID, Actor: system, Type: audit.NetFlow, Src: "egress", Trust: audit.TrustHost,
 		Outcome: audit.OK, Reason: e.Reason, PolicyID: e.Revision, Data: e,

@@ -204,6 +204,10 @@ func TestNetworkRecords(t *testing.T) {
 	tell := n.Link(s.ID).Tell
 	tell(egress.Event{Kind: "flow", Name: "a.example", Port: 443, Action: "allow", Up: 10, Down: 20})
 	tell(egress.Event{Kind: "dns", Name: "b.example", Action: "deny", Reason: "not_listed", Count: 3})
+	tell(egress.Event{Kind: "http", Method: "GET", Path: strings.Repeat("/a", 10_000), Action: "allow", Up: 5, Down: 5})
+	if log, _ := w.NetworkLog(s.ID, 2); len(log) != 1 || len(log[0].Path) > maxEventText+len("…") {
+		t.Errorf("a long path: %d events", len(log))
+	}
 	var wg sync.WaitGroup
 	const denials = denialsAtOnce + 500
 	for i := range denials {
@@ -217,13 +221,13 @@ func TestNetworkRecords(t *testing.T) {
 		t.Errorf("%+v", traffic)
 	}
 	log, err := w.NetworkLog(s.ID, 0)
-	if err != nil || len(log) != maxFlows || log[len(log)-1].Seq != denials+2 || log[0].Seq != 3 {
+	if err != nil || len(log) != maxFlows || log[len(log)-1].Seq != denials+3 || log[0].Seq != 4 {
 		t.Fatalf("%d events from %d, %v", len(log), log[0].Seq, err)
 	}
-	if later, _ := w.NetworkLog(s.ID, denials); len(later) != 2 || later[0].Seq != denials+1 {
+	if later, _ := w.NetworkLog(s.ID, denials); len(later) != 3 || later[0].Seq != denials+1 {
 		t.Errorf("after %d: %v", denials, later)
 	}
-	if none, _ := w.NetworkLog(s.ID, denials+2); len(none) != 0 {
+	if none, _ := w.NetworkLog(s.ID, denials+3); len(none) != 0 {
 		t.Errorf("after the last: %v", none)
 	}
 	w.audit.mu.Lock()
@@ -240,7 +244,7 @@ func TestNetworkRecords(t *testing.T) {
 			gap += r.Data.(map[string]any)["count"].(int)
 		}
 	}
-	if flows < denialsAtOnce || flows > denialsAtOnce+100 || flows+gap > denials+2 {
+	if flows < denialsAtOnce || flows > denialsAtOnce+100 || flows+gap > denials+3 {
 		t.Errorf("%d records, %d in gaps", flows, gap)
 	}
 }

@@ -339,6 +339,14 @@ func TestChanges(t *testing.T) {
 		t.Errorf("the denial of a port is not in %+v", log)
 	}
 
+	// The end of a rule is the end of its flows.
+	policy = fmt.Sprintf(`{"version":1,"rules":[{"to":["1.1.1.1"],"ports":[7],"expires_at":%q}]}`, time.Now().Add(2*time.Second).UTC().Format(time.RFC3339Nano))
+	since = time.Now()
+	if err := s.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/network", rawJSON(policy), nil); err != nil {
+		t.Fatal(err)
+	}
+	flow(t, ctx, sandbox, one).cut(t, since, 3*time.Second)
+
 	// The end of a sandbox is the end of its flows.
 	put(object{})
 	flow(t, ctx, sandbox, one)

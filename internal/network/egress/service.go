@@ -55,6 +55,7 @@ func (s *Service) connect() (*net.UnixConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err = s.running(); err == nil {
+		_ = s.process.conn.SetWriteDeadline(time.Now().Add(endPatience)) // a process that hangs holds up nobody for ever
 		if _, _, err = s.process.conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(theirs.Fd())), nil); err != nil {
 			err = berm.Errorf(berm.Unavailable, "connect to the network service: %w", err)
 		}
