@@ -22,9 +22,15 @@ const roleVariable = "BERM_LANDLOCK_TEST_SCRIPT"
 // confinement.
 const confineVariable = "BERM_LANDLOCK_TEST_DIRECTORY"
 
+// readOnlyVariable names the only directory that a service may read.
+const readOnlyVariable = "BERM_LANDLOCK_TEST_SERVICE"
+
 var devices = []string{"/dev/pts", "/dev/ptmx", "/dev/tty", "/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"}
 
 func TestMain(m *testing.M) {
+	if dir := os.Getenv(readOnlyVariable); dir != "" {
+		os.Exit(readOnly(dir))
+	}
 	script := os.Getenv(roleVariable)
 	if script == "" {
 		os.Exit(m.Run())
