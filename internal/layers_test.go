@@ -25,6 +25,7 @@ var forbidden = []struct{ from, to, why string }{
 	{"internal/control", "internal/driver", "control knows only engines"},
 	{"internal/control", "internal/engine/", "control knows the Engine interface, not an engine"},
 	{"internal/control", "internal/api", "protocols are above sessions"},
+	{"internal/control", "internal/network/egress/server", "the network service is a process of its own"},
 	{"internal/api", "internal/driver", "a protocol works over every level"},
 	{"internal/api", "internal/engine/", "a protocol works over every engine"},
 	{"internal/template", "internal/api", "images know no protocol"},
