@@ -117,6 +117,27 @@ func TestChangedOnBothSides(t *testing.T) {
 	})
 }
 
+// Files and directories move between directories: mv would copy, but git mv and package
+// managers give up.
+func TestMoves(t *testing.T) {
+	each(t, func(p *person) {
+		p.berm("run", "--", "python3", "-c", `
+import os
+for top in '.', '/tmp', os.environ['HOME']:
+    os.chdir(top)
+    os.mkdir('a')
+    os.mkdir('b')
+    os.mkdir('a/dir')
+    open('new', 'w').close()
+    os.rename('new', 'a/new')
+    os.link('a/new', 'b/link')
+    os.rename('a/dir', 'b/dir')
+    if os.path.exists('file'):
+        os.rename('file', 'b/file')
+print('ok')`).prints("ok")
+	})
+}
+
 // The session that is taken is named when there are several, or the project is elsewhere.
 func TestChosenSession(t *testing.T) {
 	p := user(t)

@@ -322,7 +322,9 @@ func (s *SetUp) rights(c Config) error {
 	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(c.Capabilities)})
 	if c.CallersGroup && holdsSignals() {
 		// After the capabilities, which the threads of init drop by signalling each other.
-		s.add(plan.Step{Op: plan.Landlock, FD: unix.LANDLOCK_SCOPE_SIGNAL})
+		// Every rule set forbids to move files between directories unless it allows it
+		// (LANDLOCK_ACCESS_FS_REFER in Documentation/userspace-api/landlock.rst).
+		s.add(plan.Step{Op: plan.Landlock, FD: unix.LANDLOCK_SCOPE_SIGNAL, Flags: unix.LANDLOCK_ACCESS_FS_REFER})
 		s.policy.Landlock += ", no signals to processes outside"
 	}
 	return nil
