@@ -49,7 +49,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(local.Commands()...)
 	root.AddCommand(cli.Grouped(cli.Sandboxes, sandboxes)...)
 	root.AddCommand(cli.Grouped(cli.Machine, machine)...)
-	root.AddCommand(newEgressCommand())
+	root.AddCommand(newEgressCommand(), newBrokerCommand())
 	return root
 }
 

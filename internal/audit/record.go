@@ -31,9 +31,15 @@ const (
 	TemplateBuild Type = "template.build"
 	ServerStart   Type = "server.start"
 	ServerStop    Type = "server.stop"
-	NetFlow       Type = "net.flow"  // a flow out of a sandbox ended or was denied; data: egress.Event
-	NetDNS        Type = "net.dns"   // a name was not resolved; data: egress.Event
-	Gap           Type = "audit.gap" // records were lost; data: source, count
+	NetFlow       Type = "net.flow" // a flow out of a sandbox ended or was denied; data: egress.Event
+	NetDNS        Type = "net.dns"  // a name was not resolved; data: egress.Event
+	// Of credentials, without their secrets; data: egress.Event.
+	CredentialUse    Type = "credential.use"    // a request went on with one
+	CredentialDeny   Type = "credential.deny"   // it did not
+	CredentialMisuse Type = "credential.misuse" // it did not: what stands for one was out of place
+	CredentialLeak   Type = "credential.leak"   // it did not: the secret itself came from inside
+	CredentialEcho   Type = "credential.echo"   // a reply held one, which was masked
+	Gap              Type = "audit.gap"         // records were lost; data: source, count
 )
 
 // Trust says who observed what a record tells.

@@ -434,7 +434,8 @@ func (g *guarded) Read(p []byte) (int, error) {
 func (g *guarded) Close() error { return g.body.Close() }
 
 // Env returns the variables for inside: placeholders, base URLs, git's configuration.
-// endpoint is the URL of the reverse endpoints, such as http://broker.internal.
+// endpoint is the URL of the reverse endpoints, such as http://broker.internal; without it
+// there are no base URLs.
 func (s *Set) Env(endpoint string) map[string]string {
 	env := map[string]string{}
 	var git []string
@@ -452,6 +453,9 @@ func (s *Set) Env(endpoint string) map[string]string {
 					git = append(git, host)
 				}
 			}
+		}
+		if endpoint == "" {
+			continue
 		}
 		for name, value := range services[b.Service].variables(endpoint, b.ID) {
 			env[name] = value

@@ -280,6 +280,19 @@ func (s *Set) Revision() uint64 {
 	return 0
 }
 
+// Bindings are the present ones, with their defaults.
+func (s *Set) Bindings() []Binding {
+	st := s.state.Load()
+	if st == nil {
+		return nil
+	}
+	all := make([]Binding, len(st.bindings))
+	for i, b := range st.bindings {
+		all[i] = b.Binding
+	}
+	return all
+}
+
 // Close ends all rights of the sandbox at once. Requests under way are cut.
 func (s *Set) Close() {
 	s.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,10 @@ type Network struct {
 	Open   []string // ranges of special addresses that the policy may name
 	// Start starts the network service; nil when this program has none.
 	Start func() (*net.UnixConn, error)
+	// Credentials are what requests get that the command must not have. StartBroker starts the
+	// process that holds them; nil when this program has none.
+	Credentials []Credential
+	StartBroker func() (*net.UnixConn, error)
 }
 
 // maxDenied bounds how many denials are kept for the user.
@@ -30,6 +35,7 @@ const maxDenied = 100
 
 // online is the network of one run.
 type online struct {
+	ctx     context.Context
 	task    *Task
 	journal *records
 	cancel  context.CancelCauseFunc
@@ -41,6 +47,10 @@ type online struct {
 
 // doOnline is do with the task's network.
 func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Result, error) {
+	if !r.Network && len(t.Network.Credentials) > 0 {
+		return Result{}, berm.Errorf(berm.Invalid, "the command has credentials, and a network on which it could use none").
+			WithHint("a credential allows no host: add --allow HOST, or --policy; --network host has no place for it")
+	}
 	if !r.Network {
 		return do(ctx, t, r)
 	}
@@ -59,8 +69,21 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	defer conn.Close()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	o := &online{task: t, journal: journal, cancel: cancel}
-	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, o.event)
+	o := &online{ctx: ctx, task: t, journal: journal, cancel: cancel}
+	broker, err := o.startBroker(r, policy)
+	if err != nil {
+		return Result{}, err
+	}
+	var network *os.File
+	if broker != nil {
+		defer broker.Close()
+		network, policy.Attach = broker.network, broker.Attach
+	}
+	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, network, o.event)
+	if broker != nil {
+		network.Close()
+		trust = broker.Trust
+	}
 	if err != nil {
 		return Result{}, err
 	}
@@ -86,11 +109,17 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 		o.mu.Unlock()
 		attached <- err
 		if err == nil {
-			go o.watch(ctx, link)
+			go o.watch(ctx, link, "the network service ended; the command has no network any more")
+			if broker != nil {
+				go o.watch(ctx, broker.Link, "the service of credentials ended; what needs it is refused")
+			}
 		}
 	}
 	result, err := do(ctx, t, r)
 	o.finish()
+	if broker != nil {
+		finish(broker.Link)
+	}
 	select {
 	case attachErr := <-attached:
 		if attachErr != nil { // the command, if it ran, had no network
@@ -154,17 +183,21 @@ func (o *online) finish() {
 		return
 	}
 	o.cancel(nil) // no watching any more
+	finish(link)
+}
+
+func finish(link *egress.Link) {
 	ctx, stop := context.WithTimeout(context.Background(), time.Second)
 	defer stop()
 	link.Finish(ctx)
 }
 
-// watch tells when the service dies. The sandbox has no network then.
-func (o *online) watch(ctx context.Context, link *egress.Link) {
+// watch tells when a service dies. The sandbox has less or no network then.
+func (o *online) watch(ctx context.Context, link *egress.Link, text string) {
 	select {
 	case <-link.Done():
 		if ctx.Err() == nil {
-			o.task.Notice("the network service ended; the command has no network any more")
+			o.task.Notice(text)
 		}
 	case <-ctx.Done():
 	}
@@ -176,13 +209,16 @@ func (o *online) event(e egress.Event) {
 	if e.Action == "deny" {
 		outcome = audit.Denied
 		o.mu.Lock()
-		if len(o.denied) < maxDenied {
+		if len(o.denied) < maxDenied && e.Credential == "" { // the request is told
 			o.denied = append(o.denied, e)
 		}
 		o.mu.Unlock()
 	}
-	if e.Kind == "dns" {
+	switch {
+	case e.Kind == "dns":
 		kind = audit.NetDNS
+	case strings.HasPrefix(e.Kind, "credential."):
+		kind = audit.Type(e.Kind)
 	}
 	o.journal.add(o.journal.record(kind, outcome, e.Reason, e))
 }

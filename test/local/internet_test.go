@@ -4,6 +4,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -128,11 +129,20 @@ func resolve() error {
 	return nil
 }
 
-// serve answers each request with its method and target. The authority's certificate comes
-// into a file.
+// serve answers each request with its method and target; /hash with the hash of what
+// authorises it, and /echo with that itself. The authority's certificate comes into a file.
 func serve(authority string) error {
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, _ = io.Copy(io.Discard, r.Body)
+		switch r.URL.Path {
+		case "/hash":
+			fmt.Fprintf(w, "%x", sha256.Sum256([]byte(r.Header.Get("Authorization"))))
+			return
+		case "/echo":
+			w.Header().Set("Echo", r.Header.Get("Authorization"))
+			fmt.Fprintf(w, "<%s>", r.Header.Get("Authorization"))
+			return
+		}
 		fmt.Fprintf(w, "%s %s %s\n", r.Method, r.Host, r.URL)
 	})
 	certificate, err := issue(authority)

@@ -51,6 +51,7 @@ type runFlags struct {
 	network     string
 	policy      string
 	open        []string
+	credentials []string
 	template    string
 	checkpoint  bool
 	printPolicy bool
@@ -77,6 +78,7 @@ made; 126 and 127 when the command cannot be executed or is not there.`,
   berm run --preset claude-code -- claude
   berm run --rw . --timeout 10m -- make        # straight into this directory
   berm run --allow pypi -- pip install -r requirements.txt
+  berm run --allow github --cred github=env:GITHUB_TOKEN -- gh pr list
   berm run --session shop-1 -- git status      # go on in an earlier session
   berm run --print-policy -- true              # what would be allowed`,
 		Args: cli.UsageArgs(cobra.MinimumNArgs(1)),
@@ -130,6 +132,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVarP(&rights.Allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
 	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
 	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16; an address of this machine is opened only by itself")
+	flags.StringArrayVar(&f.credentials, "cred", nil, "let requests have a secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...], such as github=env:GITHUB_TOKEN")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
 	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
 	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
@@ -252,14 +255,24 @@ func (f *runFlags) networkOf(t *local.Task) error {
 		}
 		n.Policy.YAML, n.Policy.Source = content, f.policy
 	}
-	n.Start = func() (*net.UnixConn, error) {
-		program, err := Program()
+	for _, text := range f.credentials {
+		c, err := local.ParseCredential(text)
 		if err != nil {
-			return nil, err
+			return cli.UsageError{Err: fmt.Errorf("--cred: %w", err)}
 		}
-		defer program.Close()
-		return egress.Start(program)
+		n.Credentials = append(n.Credentials, c)
 	}
+	service := func(start func(*os.File) (*net.UnixConn, error)) func() (*net.UnixConn, error) {
+		return func() (*net.UnixConn, error) {
+			program, err := Program()
+			if err != nil {
+				return nil, err
+			}
+			defer program.Close()
+			return start(program)
+		}
+	}
+	n.Start, n.StartBroker = service(egress.Start), service(egress.StartBroker)
 	t.Network = n
 	return nil
 }

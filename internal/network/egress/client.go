@@ -33,15 +33,38 @@ func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os
 }
 
 // Prepare is the first half of Attach, for whoever makes the sandbox: it returns what has to
-// be trusted inside, nil for nothing. Connect is the other half.
-func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, events func(Event)) (*Link, *Trust, []string, error) {
+// be trusted inside, nil for nothing. Connect is the other half. With broker, an end of a
+// connection, the service of credentials at its other end looks into requests.
+func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, broker *os.File, events func(Event)) (*Link, *Trust, []string, error) {
 	l := newLink(conn, events)
-	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true}, nil)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true, Broker: broker != nil}, broker)
 	if err != nil {
 		_ = conn.Close()
 		return nil, nil, nil, err
 	}
 	return l, a.Trust, a.Warnings, nil
+}
+
+// Brokered is what a sandbox gets from the service of credentials.
+type Brokered struct {
+	Attach   []Attachment      // for the policy of the network service
+	Trust    *Trust            // that has to be trusted inside
+	Env      map[string]string // for the programs inside
+	Warnings []string          // about the policy
+}
+
+// Broker gives credentials to the service of credentials at the other end of conn, with the
+// policy by which it judges requests, and with the end of a connection at whose other end is
+// the network service. The credentials end with the link, which never gets one of a sandbox.
+// Kinds: Invalid (the policy, credentials), Unavailable, Unsupported.
+func Broker(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, credentials []Credential, network *os.File, events func(Event)) (*Link, Brokered, error) {
+	l := newLink(conn, events)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Credentials: credentials}, network)
+	if err != nil {
+		conn.Close()
+		return nil, Brokered{}, err
+	}
+	return l, Brokered{Attach: a.Attach, Trust: a.Trust, Env: a.Env, Warnings: a.Warnings}, nil
 }
 
 // Connect hands over the link after Prepare.

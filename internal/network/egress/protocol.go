@@ -12,6 +12,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"time"
@@ -34,11 +35,18 @@ type Policy struct {
 	YAML    string          `json:"yaml,omitempty"`    // one as people write it
 	Source  string          `json:"source,omitempty"`  // the name of its file, for messages
 	Entries []string        `json:"entries,omitempty"` // added before its rules: HOST[:PORT]
+	Attach  []Attachment    `json:"attach,omitempty"`  // added to its own
 	// Revision names this state of the policy in events.
 	Revision string `json:"revision,omitempty"`
 }
 
-// Order is a message to the service.
+// Attachment says which hosts a credential is for: requests to them are looked into.
+type Attachment struct {
+	Credential string   `json:"credential"`
+	Hosts      []string `json:"hosts"`
+}
+
+// Order is a message to the service, or to that of credentials.
 type Order struct {
 	Protocol int            `json:"protocol,omitempty"` // of the first message
 	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`  // of the first message
@@ -48,6 +56,39 @@ type Order struct {
 	// has to trust for requests to be looked into. The link comes with the second message.
 	// Without it rules that look into requests let nothing through.
 	Trust bool `json:"trust,omitempty"`
+	// Broker says, with Trust, that a descriptor comes with the first message: the connection
+	// to the service of credentials, which looks into requests in this one's stead.
+	Broker bool `json:"broker,omitempty"`
+	// Credentials are for the service of credentials alone, in its first message, which comes
+	// with its end of that connection.
+	Credentials []Credential `json:"credentials,omitempty"`
+}
+
+// Credential is a secret and the requests that get it: of a service that is known by its
+// name, or as the fields say.
+type Credential struct {
+	Name         string   `json:"name"`
+	Service      string   `json:"service,omitempty"`
+	Hosts        []string `json:"hosts,omitempty"` // NAME[:PORT]
+	Header       string   `json:"header,omitempty"`
+	Prefix       string   `json:"prefix,omitempty"` // in the header
+	User         string   `json:"user,omitempty"`   // the secret is this user's password
+	Cookie       string   `json:"cookie,omitempty"`
+	Query        string   `json:"query,omitempty"`
+	Methods      []string `json:"methods,omitempty"`
+	Paths        []string `json:"paths,omitempty"`
+	Env          string   `json:"env,omitempty"`          // the variable inside of what stands for it
+	Repositories []string `json:"repositories,omitempty"` // git over HTTPS
+	Push         []string `json:"push,omitempty"`         // refs that git may write
+	Value        []byte   `json:"value"`
+}
+
+// Flow is a connection of the sandbox's that the network service hands to that of
+// credentials, with a descriptor.
+type Flow struct {
+	Name      string       `json:"name"`
+	Port      uint16       `json:"port"`
+	Addresses []netip.Addr `json:"addresses"` // that may be dialed
 }
 
 // Answer is a message from the service: the reply to an order, or what happened.
@@ -57,6 +98,10 @@ type Answer struct {
 	Trust    *Trust   `json:"trust,omitempty"`    // when it was asked for and is needed
 	Error    *Failure `json:"error,omitempty"`
 	Event    *Event   `json:"event,omitempty"`
+	// Attach and Env are from the service of credentials: what the policy of the network
+	// service has to attach, and variables for the programs inside.
+	Attach []Attachment      `json:"attach,omitempty"`
+	Env    map[string]string `json:"env,omitempty"`
 }
 
 // Trust is what makes programs inside trust the authority of the sandbox: one that is made for
@@ -79,26 +124,30 @@ type Failure struct {
 	Hint string    `json:"hint,omitempty"`
 }
 
-// Event is a flow that ended, a flow or a query that was denied.
+// Event is a flow that ended, a flow or a query that was denied, or a request.
 type Event struct {
-	Time     time.Time `json:"time"`               // of its beginning
-	Kind     string    `json:"kind"`               // "flow", "dns" or "http", a request in a flow
-	Name     string    `json:"name,omitempty"`     // that the sandbox asked for
-	Address  string    `json:"address,omitempty"`  // that was dialed, or was to be
-	Port     uint16    `json:"port,omitempty"`     //
-	Protocol string    `json:"protocol,omitempty"` // tcp or udp
-	Action   string    `json:"action"`             // allow or deny
-	Rule     string    `json:"rule,omitempty"`     // that decided
-	Reason   string    `json:"reason,omitempty"`   // of a denial, one of a closed list
-	Detail   string    `json:"detail,omitempty"`   // what would allow it, or what failed
-	Up       int64     `json:"up,omitempty"`       // bytes out of the sandbox
-	Down     int64     `json:"down,omitempty"`     // bytes into it
-	Duration float64   `json:"seconds,omitempty"`
-	Method   string    `json:"method,omitempty"` // of a request, which was looked into
-	Path     string    `json:"path,omitempty"`
-	Status   int       `json:"status,omitempty"` // that the sandbox got
-	Count    int       `json:"count,omitempty"`  // of equal denials that one event stands for
-	Revision string    `json:"revision,omitempty"`
+	Time time.Time `json:"time"` // of its beginning
+	// Kind is "flow", "dns", "http" for a request in a flow, or one that begins with
+	// "credential.".
+	Kind     string  `json:"kind"`
+	Name     string  `json:"name,omitempty"`     // that the sandbox asked for
+	Address  string  `json:"address,omitempty"`  // that was dialed, or was to be
+	Port     uint16  `json:"port,omitempty"`     //
+	Protocol string  `json:"protocol,omitempty"` // tcp or udp
+	Action   string  `json:"action"`             // allow or deny
+	Rule     string  `json:"rule,omitempty"`     // that decided
+	Reason   string  `json:"reason,omitempty"`   // of a denial, one of a closed list
+	Detail   string  `json:"detail,omitempty"`   // what would allow it, or what failed
+	Up       int64   `json:"up,omitempty"`       // bytes out of the sandbox
+	Down     int64   `json:"down,omitempty"`     // bytes into it
+	Duration float64 `json:"seconds,omitempty"`
+	Method   string  `json:"method,omitempty"` // of a request, which was looked into
+	Path     string  `json:"path,omitempty"`
+	Status   int     `json:"status,omitempty"` // that the sandbox got
+	Count    int     `json:"count,omitempty"`  // of equal denials that one event stands for
+	Revision string  `json:"revision,omitempty"`
+	// Credential is the name of the one that it is about.
+	Credential string `json:"credential,omitempty"`
 }
 
 // Wire is one end of a connection. Its methods are safe for concurrent use, but Receive is
@@ -106,7 +155,7 @@ type Event struct {
 type Wire struct {
 	conn  *net.UnixConn
 	lines *bufio.Scanner
-	link  *os.File
+	files []*os.File
 
 	mu sync.Mutex
 }
@@ -119,14 +168,25 @@ func NewWire(conn *net.UnixConn) *Wire {
 	return w
 }
 
-// Link is the first descriptor that came with a message; nil is none. It is the caller's to
-// close.
-func (w *Wire) Link() *os.File { return w.link }
+// maxFiles bounds the descriptors that came and were not taken. Each message brings one at
+// most, but one read may see the end of a message and the beginning of the next.
+const maxFiles = 4
+
+// File takes the descriptor that came with the message received last; nil is none. It is the
+// caller's to close.
+func (w *Wire) File() *os.File {
+	if len(w.files) == 0 {
+		return nil
+	}
+	file := w.files[0]
+	w.files = w.files[1:]
+	return file
+}
 
 // Close ends the connection.
 func (w *Wire) Close() error { return w.conn.Close() }
 
-// Read takes bytes, and keeps the first descriptor that comes with some.
+// Read takes bytes, and keeps the descriptors that come with some.
 func (w *Wire) Read(p []byte) (int, error) {
 	rights := make([]byte, unix.CmsgSpace(4*4))
 	n, rightsLen, _, _, err := w.conn.ReadMsgUnix(p, rights)
@@ -135,8 +195,8 @@ func (w *Wire) Read(p []byte) (int, error) {
 		for i := range parts {
 			fds, _ := unix.ParseUnixRights(&parts[i])
 			for _, fd := range fds {
-				if unix.CloseOnExec(fd); w.link == nil {
-					w.link = os.NewFile(uintptr(fd), "link")
+				if unix.CloseOnExec(fd); len(w.files) < maxFiles {
+					w.files = append(w.files, os.NewFile(uintptr(fd), "link"))
 				} else {
 					unix.Close(fd)
 				}
@@ -160,8 +220,8 @@ func (w *Wire) Receive(v any) error {
 	return json.Unmarshal(w.lines.Bytes(), v)
 }
 
-// Send writes a message, with a descriptor if one is given.
-func (w *Wire) Send(v any, link *os.File) error {
+// Send writes a message, with a descriptor if one is given, which stays the caller's.
+func (w *Wire) Send(v any, file *os.File) error {
 	line, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -169,8 +229,8 @@ func (w *Wire) Send(v any, link *os.File) error {
 	line = append(line, '\n')
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if link != nil {
-		raw, err := link.SyscallConn()
+	if file != nil {
+		raw, err := file.SyscallConn()
 		if err != nil {
 			return err
 		}

@@ -86,7 +86,7 @@ func (s *Service) running() error {
 		return berm.Errorf(berm.Internal, "open the program of the network service: %w", err)
 	}
 	defer program.Close()
-	if s.process, err = start(program, s.args...); err != nil {
+	if s.process, err = start(program, Command, s.args...); err != nil {
 		return err
 	}
 	s.starts++

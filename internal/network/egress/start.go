@@ -12,15 +12,22 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// Command is the hidden command of berm that is the service.
-const Command = "egressd"
+// Command is the hidden command of berm that is the service, and BrokerCommand the one that is
+// that of credentials.
+const (
+	Command       = "egressd"
+	BrokerCommand = "brokerd"
+)
 
 // ServiceFD is the descriptor on which the service has its first connection.
 const ServiceFD = 3
 
-// serviceID is whom the service is when root starts it: an id that nobody else has, below
-// those that sandboxes are given and beside the one that builds templates.
-const serviceID = 0x70000000 - 2*berm.IDsPerSandbox
+// The ids that the services are when root starts them: nobody else has them, below those that
+// sandboxes are given and beside the one that builds templates.
+var serviceIDs = map[string]uint32{
+	Command:       0x70000000 - 2*berm.IDsPerSandbox,
+	BrokerCommand: 0x70000000 - 3*berm.IDsPerSandbox,
+}
 
 // Shared is the flag with which the service has many sandboxes: its first connection brings
 // theirs.
@@ -32,7 +39,16 @@ const Resolver = "resolver"
 // Start starts a service for one sandbox and returns the connection to it. The service ends
 // with the connection. program is opened executable that has the command.
 func Start(program *os.File) (*net.UnixConn, error) {
-	p, err := start(program)
+	p, err := start(program, Command)
+	if err != nil {
+		return nil, err
+	}
+	return p.conn, nil
+}
+
+// StartBroker is Start for the service of credentials.
+func StartBroker(program *os.File) (*net.UnixConn, error) {
+	p, err := start(program, BrokerCommand)
 	if err != nil {
 		return nil, err
 	}
@@ -47,8 +63,8 @@ type process struct {
 	kill   func()
 }
 
-func start(program *os.File, args ...string) (*process, error) {
-	failed := func(err error) error { return berm.Errorf(berm.Internal, "start the network service: %w", err) }
+func start(program *os.File, command string, args ...string) (*process, error) {
+	failed := func(err error) error { return berm.Errorf(berm.Internal, "start berm %s: %w", command, err) }
 	conn, theirs, err := pair()
 	if err != nil {
 		return nil, failed(err)
@@ -62,12 +78,13 @@ func start(program *os.File, args ...string) (*process, error) {
 	}
 	defer unix.Close(fd)
 	cmd := exec.Cmd{
-		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: append([]string{"berm", Command}, args...), Dir: "/", Env: environment(),
+		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: append([]string{"berm", command}, args...), Dir: "/", Env: environment(),
 		ExtraFiles:  []*os.File{theirs},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // the terminal's keys are not for it
 	}
 	if os.Geteuid() == 0 {
-		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: serviceID, Gid: serviceID}
+		id := serviceIDs[command]
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: id, Gid: id}
 	}
 	if err := cmd.Start(); err != nil {
 		_ = conn.Close()
@@ -81,14 +98,21 @@ func start(program *os.File, args ...string) (*process, error) {
 	return p, nil
 }
 
+// Pair makes both ends of a connection between two services.
+func Pair() (one, other *os.File, err error) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil, berm.Errorf(berm.Internal, "make a connection: %w", err)
+	}
+	return os.NewFile(uintptr(fds[0]), "service"), os.NewFile(uintptr(fds[1]), "service"), nil
+}
+
 // pair makes both ends of a connection.
 func pair() (ours *net.UnixConn, theirs *os.File, err error) {
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	own, theirs, err := Pair()
 	if err != nil {
 		return nil, nil, err
 	}
-	own := os.NewFile(uintptr(fds[0]), "service")
-	theirs = os.NewFile(uintptr(fds[1]), "owner")
 	defer own.Close()
 	conn, err := net.FileConn(own)
 	if err != nil {

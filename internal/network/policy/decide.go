@@ -40,6 +40,7 @@ const (
 	ReasonUpgrade     Reason = "upgrade"
 	ReasonLimit       Reason = "limit"
 	ReasonNoSession   Reason = "no_session"
+	ReasonCredential  Reason = "credential"   // nobody is there who could give it
 	ReasonPolicy      Reason = "policy_error" // there is no policy
 )
 

@@ -57,6 +57,8 @@ func (v Verdict) Explain() string {
 		return text + ": rule " + v.Rule + " has expired or was used up. A new rule would allow it:\n  - " + v.rule(v.Flow.Port).String()
 	case ReasonPolicy:
 		return text + ": there is no policy yet."
+	case ReasonCredential:
+		return text + " needs the process that holds its credentials, which has ended."
 	case ReasonNoSession:
 		return text + ": the sandbox has ended."
 	case ReasonLimit:

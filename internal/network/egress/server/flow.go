@@ -30,6 +30,7 @@ type flow struct {
 	question policy.Flow
 	verdict  policy.Verdict
 	judge    *policy.Evaluator // whose verdict it is
+	brokered bool              // it was handed over; under the sandbox's lock
 
 	mu      sync.Mutex
 	address string          // that was dialed
@@ -88,7 +89,7 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	x.mu.Lock()
 	v := x.policy.Decide(question)
 	f.verdict, f.judge = v, x.policy
-	allowed := v.Action == policy.Allow && (!v.Inspect || x.ca != nil)
+	allowed := v.Action == policy.Allow && (!inspects(v) || x.ca != nil || x.broker != nil)
 	if allowed {
 		if v.Match != nil && v.Match.Once {
 			x.spent[v.Rule] = true
@@ -139,7 +140,7 @@ func (x *sandbox) rejudge(f *flow) {
 	if addr, err := netip.ParseAddr(f.to()); err == nil && v.Action == policy.Allow && question.Host.Name() != "" {
 		_, v = x.policy.Vet(v, []netip.Addr{addr})
 	}
-	if v.Action == policy.Allow && (v.Inspect != f.verdict.Inspect || direct(v) != direct(f.verdict)) {
+	if v.Action == policy.Allow && (inspects(v) != inspects(f.verdict) || direct(v) != direct(f.verdict)) {
 		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule that now applies looks at how such a flow begins"
 	}
 	if v.Action != policy.Allow {
@@ -147,6 +148,10 @@ func (x *sandbox) rejudge(f *flow) {
 		f.inside.Reset()
 	}
 }
+
+// inspects says whether the requests of a flow are looked into. What is not direct is TLS or
+// HTTP, so there is no difference between the two kinds.
+func inspects(v policy.Verdict) bool { return v.Inspect || v.Sniff }
 
 // direct says whether a flow is passed on as it is: what it says of its destination need not
 // be looked at, because the rule says so, because it is about an address, or because the
@@ -247,7 +252,10 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 		f.deny(v)
 		return errDenied
 	}
-	if hello == nil || f.verdict.Inspect {
+	if hello == nil || inspects(f.verdict) {
+		if x.broker != nil {
+			return x.handOver(ctx, f, ahead)
+		}
 		return x.look(f, ahead)
 	}
 	outside, err := x.dial(ctx, f, "tcp")
@@ -273,7 +281,7 @@ func (x *sandbox) look(f *flow, conn *inspect.Conn) error {
 
 // request tells of a request that was looked into.
 func (x *sandbox) request(f *flow, r inspect.Record) {
-	if !f.verdict.Inspect {
+	if !inspects(f.verdict) {
 		return
 	}
 	e := egress.Event{

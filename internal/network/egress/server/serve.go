@@ -19,6 +19,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/egress/compile"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/stack"
@@ -103,7 +104,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 			return
 		}
 		answer := egress.Answer{Done: true}
-		if err := x.connect(w.Link()); err != nil {
+		if err := x.connect(w.File()); err != nil {
 			answer = egress.Answer{Error: egress.Failed(err)}
 		}
 		if w.Send(answer, nil) != nil || answer.Error != nil {
@@ -141,8 +142,10 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	switch {
 	case o.Protocol != egress.Protocol:
 		return nil, nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", egress.Protocol, o.Protocol)
-	case w.Link() == nil && !o.Trust:
-		return nil, nil, berm.Errorf(berm.Invalid, "no link came with the policy")
+	}
+	file := w.File()
+	if file == nil && (!o.Trust || o.Broker) {
+		return nil, nil, berm.Errorf(berm.Invalid, "no descriptor came with the policy")
 	}
 	var ranges []netip.Prefix
 	for _, text := range o.Open {
@@ -158,10 +161,15 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), live: map[*flow]struct{}{}}
 	x.responder = dns.NewResponder(x.names, x.resolves)
-	if warnings, err = x.set(o); err == nil && o.Trust {
-		err = x.makeTrust()
-	} else if err == nil {
-		err = x.connect(w.Link())
+	if warnings, err = x.set(o); err == nil {
+		switch {
+		case o.Broker:
+			err = x.useBroker(file)
+		case o.Trust:
+			err = x.makeTrust()
+		default:
+			err = x.connect(file)
+		}
 	}
 	if err != nil {
 		x.events.close()
@@ -229,6 +237,7 @@ type sandbox struct {
 	events *events
 	ca     *inspect.CA // nil: no requests are looked into
 	trust  *egress.Trust
+	broker *egress.Wire // looks into requests in our stead; nil for none
 
 	mu     sync.Mutex
 	policy *policy.Evaluator
@@ -239,12 +248,12 @@ type sandbox struct {
 
 // set puts a policy in force, and resets the flows that it does not allow.
 func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
-	p, err := compile(o.Policy)
+	p, err := compile.Policy(o.Policy)
 	if err != nil {
 		return nil, err
 	}
-	if err := enforceable(p); err != nil {
-		return nil, err
+	if ids := compile.Credentials(p); o.Trust && !o.Broker && len(ids) > 0 {
+		return nil, berm.Errorf(berm.Invalid, "the policy wants the credential %q, which nobody gave", ids[0]).WithHint("--cred %s=SOURCE gives it", ids[0])
 	}
 	e, err := policy.NewEvaluator(p, nil, x.table)
 	if err != nil {
@@ -261,28 +270,6 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	}
 	x.expire(p)
 	return warnings, nil
-}
-
-// enforceable refuses what a policy asks for and nobody here would keep.
-func enforceable(p *policy.Policy) error {
-	cannot := func(what string) error {
-		return berm.Errorf(berm.Unsupported, "this version cannot enforce %s of a network policy", what).WithHint("leave it out; what cannot be kept is not accepted")
-	}
-	if p.DNS.Real || len(p.DNS.Types) > 0 {
-		return cannot("dns: mode and types")
-	}
-	if p.Limits != (policy.Limits{}) {
-		return cannot("limits:")
-	}
-	for i := range p.Rules {
-		switch r := &p.Rules[i]; {
-		case r.Limits != (policy.Limits{}):
-			return cannot("limits: in rules")
-		case len(r.DNSTypes) > 0:
-			return cannot("dns_types:")
-		}
-	}
-	return nil
 }
 
 // expire judges the flows again when a rule's time is over. The caller holds the lock.
@@ -313,31 +300,6 @@ func (x *sandbox) expire(p *policy.Policy) {
 	})
 }
 
-// compile makes a policy of the form in which it came.
-func compile(source egress.Policy) (*policy.Policy, error) {
-	p := &policy.Policy{}
-	var err error
-	switch {
-	case len(source.JSON) > 0:
-		p, err = policy.DecodeJSON(source.Source, source.JSON)
-	case source.YAML != "":
-		p, err = policy.DecodeYAML(source.Source, []byte(source.YAML))
-	}
-	if err != nil {
-		return nil, err
-	}
-	var rules []policy.Rule
-	for _, entry := range source.Entries {
-		rule, err := policy.ParseEntry(entry)
-		if err != nil {
-			return nil, err
-		}
-		rules = append(rules, rule)
-	}
-	p.Rules, p.Revision = append(rules, p.Rules...), source.Revision
-	return p, nil
-}
-
 func (x *sandbox) evaluator() *policy.Evaluator {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -352,6 +314,9 @@ func (x *sandbox) close() {
 	x.mu.Unlock()
 	if x.stack != nil { // it never got its link
 		x.stack.Close()
+	}
+	if x.broker != nil {
+		x.broker.Close()
 	}
 	x.events.close()
 }

@@ -1,0 +1,61 @@
+package main
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/landlock"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+// confine gives away what a service of sandboxes does not need.
+func confine(command string) error {
+	// It was executed by a descriptor, and has its number for a name.
+	_ = os.WriteFile("/proc/self/comm", []byte(command), 0)
+	// Nobody of the same user looks into it, it never gains rights, and what it holds does not
+	// end up in a core file.
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return berm.Errorf(berm.Internal, "give rights away: %w", err)
+	}
+	// Each thread has a no_new_privs of its own.
+	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
+		return berm.Errorf(berm.Internal, "give rights away: %w", errno)
+	}
+	// What can be read is what the resolvers' file and the certificates of authorities need;
+	// all else comes to it as descriptors. Without Landlock it has the rights of the user.
+	if err := landlock.ReadOnly(readable()...); err != nil && err != unix.EOPNOTSUPP && err != unix.ENOTSUP {
+		return berm.Errorf(berm.Internal, "give rights on files away: %w", err)
+	}
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
+	return nil
+}
+
+// readable are the files and directories that services open by name: for the resolvers, the
+// authorities that are trusted, by this machine's programs too, and the time zone.
+func readable() []string {
+	paths := []string{
+		"/etc", "/usr", "/opt", "/var/lib/ca-certificates", "/home/linuxbrew/.linuxbrew/etc",
+		"/run/systemd/resolve", "/run/resolvconf", "/run/NetworkManager", os.Getenv("SSL_CERT_FILE"),
+	}
+	if target, err := filepath.EvalSymlinks("/etc/resolv.conf"); err == nil {
+		paths = append(paths, filepath.Dir(target))
+	}
+	return append(paths, filepath.SplitList(os.Getenv("SSL_CERT_DIR"))...)
+}
+
+// owner is the connection to whoever has started the service.
+func owner() (*net.UnixConn, error) {
+	file := os.NewFile(egress.ServiceFD, "owner")
+	conn, err := net.FileConn(file)
+	file.Close()
+	owner, ok := conn.(*net.UnixConn)
+	if err != nil || !ok {
+		return nil, berm.Errorf(berm.Invalid, "this command is started by berm")
+	}
+	return owner, nil
+}

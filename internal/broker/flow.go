@@ -1,0 +1,174 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/credential"
+	"github.com/berm-sandbox/berm/internal/network/dns"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/inspect"
+	"github.com/berm-sandbox/berm/internal/network/policy"
+)
+
+// dialPatience bounds how long an upstream may take to answer.
+const dialPatience = 20 * time.Second
+
+// flow is a connection of the sandbox's that was handed over. It judges its requests.
+type flow struct {
+	sandbox *sandbox
+	host    policy.Host
+	port    uint16
+	found   []netip.Addr // by the network service
+	proxy   *inspect.Proxy
+}
+
+// enter takes the connections that the network service hands over.
+func (x *sandbox) enter() {
+	w := egress.NewWire(x.door)
+	for {
+		var handed egress.Flow
+		if w.Receive(&handed) != nil {
+			return
+		}
+		if file := w.File(); file != nil {
+			x.begin(handed, file)
+		}
+	}
+}
+
+// begin serves a connection if the policy allows it. The network service has asked the same
+// policy, but it is the process that hostile packets reach: it is not believed.
+func (x *sandbox) begin(handed egress.Flow, file *os.File) {
+	conn, err := net.FileConn(file)
+	file.Close()
+	if err != nil {
+		return
+	}
+	host, err := policy.ParseHost(handed.Name)
+	f := &flow{sandbox: x, host: host, port: handed.Port, found: handed.Addresses}
+	if err != nil || host.Name() == "" || f.judge().Action != policy.Allow {
+		conn.Close()
+		return
+	}
+	f.proxy = inspect.NewProxy(inspect.Config{CA: x.ca, Judge: f, Dial: f.dial, Credentials: attacher{x.credentials}, Log: f.log})
+	x.mu.Lock()
+	if x.closed {
+		x.mu.Unlock()
+		f.proxy.Close()
+		conn.Close()
+		return
+	}
+	x.live[f] = struct{}{}
+	x.ending.Add(1)
+	x.mu.Unlock()
+	go f.serve(conn)
+}
+
+func (f *flow) serve(conn net.Conn) {
+	x := f.sandbox
+	defer x.ending.Done()
+	err := f.proxy.Serve(conn, inspect.Flow{Name: f.host.Name(), Port: f.port})
+	f.proxy.Close()
+	x.mu.Lock()
+	delete(x.live, f)
+	x.mu.Unlock()
+	if err == nil || errors.Is(err, net.ErrClosed) {
+		return
+	}
+	// Before there was a request.
+	var reason inspect.Reason // none: it failed
+	if denial := (*inspect.Denial)(nil); errors.As(err, &denial) {
+		reason = denial.Reason
+	}
+	e := f.event(time.Now(), reason)
+	e.Detail = err.Error()
+	_ = x.tell(e)
+}
+
+// judge is the verdict about the flow by the policy in force.
+func (f *flow) judge() policy.Verdict {
+	return f.sandbox.evaluator().Decide(policy.Flow{Host: f.host, Port: f.port, Proto: policy.TCP, Time: time.Now()})
+}
+
+// vet returns the addresses that may be dialed.
+func (f *flow) vet() ([]netip.Addr, policy.Verdict) {
+	return f.sandbox.evaluator().Vet(f.judge(), f.found)
+}
+
+// HTTP judges a request.
+func (f *flow) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
+	v := f.judge().DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
+	return inspect.Verdict{Allow: v.Action == policy.Allow, Target: v.Target, MaxBody: v.MaxBody, Rule: v.Rule, Reason: inspect.Reason(v.Reason), Detail: v.Detail, Hint: v.Explain()}
+}
+
+func (f *flow) dial(ctx context.Context, _ inspect.Flow) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialPatience)
+	defer cancel()
+	dialer := dns.Dialer{
+		Lookup: func(context.Context, string) ([]netip.Addr, error) { return f.found, nil },
+		Vet: func(string, []netip.Addr) ([]netip.Addr, error) {
+			addrs, v := f.vet()
+			if v.Action != policy.Allow {
+				return nil, &inspect.Denial{Reason: inspect.Reason(v.Reason), Rule: v.Rule, Message: v.Explain()}
+			}
+			return addrs, nil
+		},
+		Check: func(to netip.AddrPort) error {
+			if class := f.sandbox.table.Judge(to.Addr()); class.Denied() {
+				return berm.Errorf(berm.Denied, "%s is not dialed: %s", to.Addr(), class)
+			}
+			return nil
+		},
+	}
+	return dialer.DialName(ctx, "tcp", f.host.Name(), f.port)
+}
+
+// event is one about the flow; a reason makes it a denial.
+func (f *flow) event(start time.Time, reason inspect.Reason) egress.Event {
+	e := egress.Event{
+		Time: start.UTC(), Kind: "http", Name: f.host.Name(), Port: f.port, Protocol: string(policy.TCP), Action: string(policy.Allow),
+		Revision: f.judge().Revision,
+	}
+	if reason != "" {
+		e.Action, e.Reason = string(policy.Deny), string(reason)
+	}
+	return e
+}
+
+// log tells of a request.
+func (f *flow) log(r inspect.Record) {
+	e := f.event(r.Start, r.Reason)
+	e.Rule, e.Method, e.Path, e.Status = r.Rule, r.Method, r.Path, r.Status
+	e.Up, e.Down, e.Duration, e.Detail = r.Sent, r.Received, r.Duration.Seconds(), r.Err
+	_ = f.sandbox.tell(e)
+}
+
+// attacher gives requests their credentials.
+type attacher struct{ credentials *credential.Set }
+
+func (a attacher) Attach(r inspect.Request, _ inspect.Verdict, out *http.Request) (inspect.Filter, error) {
+	f := credential.Flow{Name: r.Flow.Name, Port: r.Flow.Port}
+	if r.Scheme == "https" { // the proxy takes no other name in the hello
+		f.SNI = r.Flow.Name
+	}
+	filter, err := a.credentials.Attach(f, out)
+	if filter == nil || err != nil { // a nil *Filter is no nil Filter
+		return nil, err
+	}
+	return filter, nil
+}
+
+func (attacher) Denial(err error) *inspect.Denial {
+	var refusal *credential.Refusal
+	if !errors.As(err, &refusal) {
+		return nil
+	}
+	return &inspect.Denial{Reason: inspect.Reason(refusal.Reason), Message: refusal.Message, Hint: refusal.Hint}
+}

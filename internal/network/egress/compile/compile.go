@@ -1,0 +1,78 @@
+// Package compile makes the policy of an order what it is judged by.
+package compile
+
+import (
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/policy"
+)
+
+// Policy makes a policy of the form in which it came. Kinds: Invalid; Unsupported for what the
+// services cannot keep.
+func Policy(source egress.Policy) (*policy.Policy, error) {
+	p := &policy.Policy{}
+	var err error
+	switch {
+	case len(source.JSON) > 0:
+		p, err = policy.DecodeJSON(source.Source, source.JSON)
+	case source.YAML != "":
+		p, err = policy.DecodeYAML(source.Source, []byte(source.YAML))
+	}
+	if err != nil {
+		return nil, err
+	}
+	var rules []policy.Rule
+	for _, entry := range source.Entries {
+		rule, err := policy.ParseEntry(entry)
+		if err != nil {
+			return nil, err
+		}
+		rules = append(rules, rule)
+	}
+	p.Rules, p.Revision = append(rules, p.Rules...), source.Revision
+	for _, a := range source.Attach {
+		attachment := policy.Attachment{Credential: a.Credential}
+		for _, host := range a.Hosts {
+			target, err := policy.ParseTarget(host)
+			if err != nil {
+				return nil, err
+			}
+			attachment.To = append(attachment.To, target)
+		}
+		p.Attach = append(p.Attach, attachment)
+	}
+	return p, enforceable(p)
+}
+
+// Credentials are the ids of those that a policy wants.
+func Credentials(p *policy.Policy) (ids []string) {
+	for _, a := range p.Attach {
+		ids = append(ids, a.Credential)
+	}
+	for i := range p.Rules {
+		ids = append(ids, p.Rules[i].Attach...)
+	}
+	return ids
+}
+
+// enforceable refuses what a policy asks for and nobody here would keep.
+func enforceable(p *policy.Policy) error {
+	cannot := func(what string) error {
+		return berm.Errorf(berm.Unsupported, "this version cannot enforce %s of a network policy", what).WithHint("leave it out; what cannot be kept is not accepted")
+	}
+	if p.DNS.Real || len(p.DNS.Types) > 0 {
+		return cannot("dns: mode and types")
+	}
+	if p.Limits != (policy.Limits{}) {
+		return cannot("limits:")
+	}
+	for i := range p.Rules {
+		switch r := &p.Rules[i]; {
+		case r.Limits != (policy.Limits{}):
+			return cannot("limits: in rules")
+		case len(r.DNSTypes) > 0:
+			return cannot("dns_types:")
+		}
+	}
+	return nil
+}

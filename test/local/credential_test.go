@@ -1,0 +1,268 @@
+package local
+
+import (
+	"bufio"
+	"bytes"
+	"crypto/sha256"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+const (
+	secret = "s3cr3t-of-the-test-0123456789"
+	bound  = "api=env:REAL_TOKEN,host=api.example,env=API_TOKEN"
+)
+
+// authorised is the answer of the test's internet to a request with this credential.
+func authorised(by string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(by))) }
+
+// The secret goes to the host that it is bound to, by TLS, and nowhere else; nothing inside,
+// nothing that is printed and no record holds it.
+func TestCredential(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		p.write("secret", secret+"\n")
+		p.must(os.Chmod(p.path("secret"), 0o600))
+		for _, source := range []string{"env:REAL_TOKEN", "file:" + p.path("secret")} {
+			r := p.sh(`exec 2>&1
+echo "token $API_TOKEN"
+echo bare $(curl -sS https://api.example/hash)
+echo placeholder $(curl -sS -H "Authorization: Bearer $API_TOKEN" https://api.example/hash)
+echo echo $(curl -sS -D - https://api.example/echo)
+echo other $(curl -sSk https://other.example/hash)
+echo plain $(curl -sS http://api.example/hash)
+echo misuse $(curl -sS -H "Authorization: Bearer $API_TOKEN" http://api.example/)
+echo elsewhere $(curl -sS -H "X-Key: $API_TOKEN" http://other.example/)
+echo query $(curl -sS "https://api.example/?key=$API_TOKEN")
+echo body $(curl -sS -d "$API_TOKEN" "https://api.example/")
+cat /proc/[0-9]*/environ | tr '\0' '\n'
+find / -xdev -readable -type f -size -100k -newermt -1hour -exec cat {} + 2>/dev/null
+true`,
+				"--json", "--allow", "api.example", "--allow", "other.example", "--open", opened, "--env", "REAL*", "--cred", strings.Replace(bound, "env:REAL_TOKEN", source, 1))
+			for _, want := range []string{
+				"bare " + authorised("Bearer "+secret) + "\n", "placeholder " + authorised("Bearer "+secret) + "\n",
+				"other " + authorised("") + "\n", "plain " + authorised("") + "\n",
+				"<Bearer " + strings.Repeat("*", len(secret)) + ">\n",
+			} {
+				if !strings.Contains(r.stdout, want) {
+					t.Errorf("no %q in %v", want, r)
+				}
+			}
+			for line := range strings.Lines(r.stdout) {
+				what, answer, _ := strings.Cut(line, " ")
+				switch what {
+				case "token":
+					if len(answer) < 30 {
+						t.Errorf("placeholder %q", answer)
+					}
+				case "misuse", "elsewhere", "query", "body":
+					if !strings.Contains(answer, `"reason":"credential_misuse"`) {
+						t.Errorf("%s: %q", what, answer)
+					}
+				}
+			}
+			record := p.read(".local/state/berm/audit/log.jsonl")
+			for _, kind := range []string{"credential.use", "credential.misuse", "credential.echo"} {
+				if !strings.Contains(record, `"`+kind+`"`) {
+					t.Errorf("no %s in the record", kind)
+				}
+			}
+			if strings.Contains(r.stdout+r.stderr+record, secret) {
+				t.Errorf("it is told: %v", r)
+			}
+		}
+	})
+}
+
+// --env is obeyed, and what it does is told.
+func TestCredentialByEnv(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		flags := []string{"--allow", "api.example", "--open", opened, "--cred", bound, "--env", "REAL_TOKEN"}
+		p.sh(`test "$REAL_TOKEN" = `+secret, flags...).exits(0).says("--env gives the command the secret of the credential api in REAL_TOKEN")
+	})
+}
+
+// What a credential cannot be is told before anything runs, without what was given.
+func TestWrongCredentials(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		for name, c := range map[string]struct {
+			flags []string
+			says  string
+		}{
+			"no network":     {[]string{"--cred", bound}, "a credential allows no host: add --allow"},
+			"other host":     {[]string{"--cred", bound, "--allow", "other.example"}, "a credential allows no host: add --allow api.example"},
+			"other github":   {[]string{"--cred", "github=env:REAL_TOKEN", "--allow", "other.example"}, "api.github.com and github.com, which nothing lets"},
+			"no service":     {[]string{"--cred", "acme=env:REAL_TOKEN", "--allow", "other.example"}, "there is no service"},
+			"no variable":    {[]string{"--cred", "github=env:NOTHING", "--allow", "github"}, "the variable NOTHING is not set"},
+			"no file":        {[]string{"--cred", "github=file:/nonexistent", "--allow", "github"}, "no such file"},
+			"unknown policy": {[]string{"--cred", bound, "--policy", "net.yaml"}, `the policy wants the credential "nobody", which nobody gave`},
+			"none at all":    {[]string{"--policy", "net.yaml"}, "--cred nobody=SOURCE gives it"},
+		} {
+			p.write("project/net.yaml", "version: 1\nrules:\n  - {id: a, to: [api.example], credential: nobody}\n")
+			r := p.sh("true", c.flags...)
+			if r.code != 125 || !strings.Contains(r.stderr, c.says) || strings.Contains(r.stderr, secret) {
+				t.Errorf("%s: %v", name, r)
+			}
+		}
+		for _, spec := range []string{secret, "github=" + secret, "github=env:", "a=env:B,header=X,user=y", "a=env:B,hots=x", "a=env:B,host", "a=env:B,prefix=x"} {
+			r := p.sh("true", "--allow", "github", "--cred", spec)
+			if r.code != 2 || strings.Contains(r.stderr, secret) {
+				t.Errorf("%s: %v", spec, r)
+			}
+		}
+	})
+}
+
+// process is one that a test started.
+type process struct {
+	pid     int
+	cmdline string
+}
+
+// below lists the processes that descend from one.
+func below(ancestor int) []process {
+	parents := map[int]int{}
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		stat, _ := os.ReadFile(path)
+		var pid, parent int
+		_, rest, _ := strings.Cut(string(stat), ") ")
+		_, _ = fmt.Sscan(string(stat), &pid)
+		if _, err := fmt.Sscanf(rest, "%1s %d", new(string), &parent); err == nil {
+			parents[pid] = parent
+		}
+	}
+	var found []process
+	for pid := range parents {
+		for at := parents[pid]; at > 1; at = parents[at] {
+			if at == ancestor {
+				cmdline, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+				found = append(found, process{pid, string(cmdline)})
+				break
+			}
+		}
+	}
+	return found
+}
+
+// holds says whether the memory of a process has a text.
+func holds(t *testing.T, pid int, text string) bool {
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+	if err != nil || len(maps) == 0 { // it has ended meanwhile
+		return false
+	}
+	memory, err := os.Open(fmt.Sprintf("/proc/%d/mem", pid))
+	if err != nil {
+		return false
+	}
+	defer memory.Close()
+	read := 0
+	for line := range strings.Lines(string(maps)) {
+		var from, to uint64
+		var rights string
+		if _, err := fmt.Sscanf(line, "%x-%x %s", &from, &to, &rights); err != nil || rights[0] != 'r' || rights[1] != 'w' {
+			continue
+		}
+		const piece = 1 << 20
+		for at := from; at < to; at += piece {
+			buf := make([]byte, min(piece+64, to-at)) // past the end, for what lies across
+			n, _ := memory.ReadAt(buf, int64(at))
+			if read += n; bytes.Contains(buf[:n], []byte(text)) {
+				return true
+			}
+		}
+	}
+	if read == 0 && syscall.Kill(pid, 0) == nil {
+		t.Errorf("nothing of process %d can be read", pid)
+	}
+	return false
+}
+
+// One process alone holds the secret, beside the one that was given it.
+func TestCredentialInMemory(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		cmd := p.command("run", "--rw", ".", "--allow", "api.example", "--open", opened, "--cred", bound, "--", "sh", "-c",
+			"curl -sS https://api.example/hash https://api.example/echo; echo; until test -e go; do sleep 0.1; done")
+		out, err := cmd.StdoutPipe()
+		p.must(err)
+		p.must(cmd.Start())
+		defer func() {
+			p.write("project/go", "")
+			_ = cmd.Wait()
+		}()
+		if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || !strings.HasPrefix(line, authorised("Bearer "+secret)) {
+			p.Fatalf("%q, %v", line, err)
+		}
+		seen := map[string]int{}
+		for _, process := range below(cmd.Process.Pid) {
+			name := "inside"
+			for _, ours := range []string{"internet", "egressd", "brokerd", "--cred"} {
+				if strings.Contains(process.cmdline, "\x00"+ours+"\x00") {
+					name = ours
+				}
+			}
+			if name == "internet" || name == "--cred" { // the other side, and berm run itself
+				continue
+			}
+			seen[name]++
+			if holds(p.T, process.pid, secret) != (name == "brokerd") {
+				t.Errorf("%s, %q: the secret is in the wrong place", name, process.cmdline)
+			}
+			status, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", process.pid))
+			if name != "inside" && !strings.Contains(string(status), "NoNewPrivs:\t1\n") {
+				t.Errorf("%s can gain rights", name)
+			}
+		}
+		if seen["egressd"] != 1 || seen["brokerd"] != 1 || seen["inside"] < 2 {
+			t.Errorf("processes: %v", seen)
+		}
+	})
+}
+
+// When the process with the credentials is gone, what needs it is refused, and told.
+func TestBrokerDies(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		cmd := p.command("run", "--rw", ".", "--allow", "api.example", "--allow", "other.example", "--open", opened, "--cred", bound, "--", "sh", "-c",
+			"curl -sS https://api.example/hash; echo; until test -e go; do sleep 0.1; done; curl -sS https://api.example/hash; curl -sSk https://other.example/hash")
+		out, err := cmd.StdoutPipe()
+		p.must(err)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		p.must(cmd.Start())
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		lines := bufio.NewReader(out)
+		if line, err := lines.ReadString('\n'); err != nil || line != authorised("Bearer "+secret)+"\n" {
+			p.Fatalf("%q, %v", line, err)
+		}
+		for _, process := range below(cmd.Process.Pid) {
+			if strings.Contains(process.cmdline, "\x00brokerd\x00") {
+				p.must(syscall.Kill(process.pid, syscall.SIGKILL))
+			}
+		}
+		time.Sleep(200 * time.Millisecond)
+		p.write("project/go", "")
+		rest := make([]byte, 1024)
+		n, _ := lines.Read(rest)
+		_ = cmd.Wait()
+		if string(rest[:n]) != authorised("") { // the host that needs no credential
+			t.Errorf("%q", rest[:n])
+		}
+		for _, want := range []string{"the service of credentials ended", "denied: api.example:443 (credential)"} {
+			if !strings.Contains(stderr.String(), want) {
+				t.Errorf("no %q in %s", want, stderr.String())
+			}
+		}
+		if record := p.read(".local/state/berm/audit/log.jsonl"); !strings.Contains(record, `"reason":"credential"`) {
+			t.Error("it is not in the record")
+		}
+	})
+}
