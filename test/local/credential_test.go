@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -116,6 +117,30 @@ func TestWrongCredentials(t *testing.T) {
 			if r.code != 2 || strings.Contains(r.stderr, secret) {
 				t.Errorf("%s: %v", spec, r)
 			}
+		}
+	})
+}
+
+// Git writes what its credential lets it, without knowing it, also where a URL says SSH.
+func TestGitCredential(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		r := p.sh(`exec 2>&1
+export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@example GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@example
+cd /tmp && git clone -q git@git.example:o/r.git && cd r && head -c 2000000 /dev/urandom >f && git add f && git commit -qm one &&
+git push -q origin HEAD:refs/heads/agent/x && echo pushed
+git push -q origin HEAD:refs/heads/main || echo refused
+cd /tmp && git clone -q -b agent/x https://git.example/o/r.git again && cmp r/f again/f && echo same
+git ls-remote https://git.example/o/other.git || echo unknown`,
+			"--allow", "git.example", "--open", opened, "--cred", "git=env:REAL_TOKEN,host=git.example,repo=o/r,push=refs/heads/agent/*")
+		words := strings.Fields(r.stdout)
+		for _, want := range []string{"pushed", "refused", "same", "unknown"} {
+			if !slices.Contains(words, want) {
+				t.Errorf("no %q in %v", want, r)
+			}
+		}
+		if !strings.Contains(r.stderr, "denied: git.example:443 (git_ref)") || strings.Contains(r.stdout+r.stderr, secret) {
+			t.Errorf("%v", r)
 		}
 	})
 }

@@ -1,6 +1,7 @@
 package local
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -14,10 +15,12 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/cgi"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -130,9 +133,25 @@ func resolve() error {
 }
 
 // serve answers each request with its method and target; /hash with the hash of what
-// authorises it, and /echo with that itself. The authority's certificate comes into a file.
+// authorises it, and /echo with that itself. git.example has a repository for whoever knows
+// the secret. The authority's certificate comes into a file.
 func serve(authority string) error {
+	repository := filepath.Join(filepath.Dir(authority), "o", "r.git")
+	made := sync.OnceValue(func() error {
+		return exec.Command("git", "init", "-q", "--bare", repository).Run()
+	})
+	git := &cgi.Handler{Path: "/usr/bin/git", Args: []string{"http-backend"}, Env: []string{"GIT_PROJECT_ROOT=" + filepath.Dir(authority), "GIT_HTTP_EXPORT_ALL=1", "REMOTE_USER=agent"}}
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Host == "git.example" {
+			if user, password, _ := r.BasicAuth(); user != "x-access-token" || password != secret || made() != nil {
+				http.Error(w, "who?", http.StatusForbidden)
+				return
+			}
+			body, _ := io.ReadAll(r.Body) // CGI knows no chunks
+			r.Body, r.ContentLength, r.TransferEncoding = io.NopCloser(bytes.NewReader(body)), int64(len(body)), nil
+			git.ServeHTTP(w, r)
+			return
+		}
 		_, _ = io.Copy(io.Discard, r.Body)
 		switch r.URL.Path {
 		case "/hash":
