@@ -180,7 +180,7 @@ type Spec struct {
 	Profile  string    `json:"profile"` // seccomp profile; "" is "default"
 	// Setuid lets set-uid programs (sudo) gain rights inside. uid 0 inside is an
 	// unprivileged host id all the same. False sets no_new_privs.
-	Setuid     bool        `json:"setuid"`
+	Setuid bool `json:"setuid"`
 	// Link gives the sandbox a link, whose other end is Sandbox.Link: nothing gets through
 	// it but by whoever has that.
 	Link       bool        `json:"link,omitempty"`

@@ -216,6 +216,7 @@ type Outcome = apply.Result
 // Apply brings changes into the directory: all, or those at and below paths. What was
 // changed there meanwhile is left alone unless it can be merged, and so is what the host
 // would execute or obey by itself: the outcomes say why. Each file is as before or as after.
+// Deletions of most of the project or of its repository are left alone in the same way.
 func (s *Session) Apply(ctx context.Context, paths ...string) (outcomes []Outcome, err error) {
 	err = s.with(true, func(session *session.Session, upper, project *os.Root) error {
 		if _, err := apply.Recover(ctx, session.Dir(), upper, project); err != nil {

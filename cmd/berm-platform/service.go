@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
@@ -28,7 +29,7 @@ func confine(command string) error {
 	}
 	// What can be read is what the resolvers' file and the certificates of authorities need;
 	// all else comes to it as descriptors. Without Landlock it has the rights of the user.
-	if err := landlock.ReadOnly(readable()...); err != nil && err != unix.EOPNOTSUPP && err != unix.ENOTSUP {
+	if err := landlock.ReadOnly(readable()...); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return berm.Errorf(berm.Internal, "give rights on files away: %w", err)
 	}
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})

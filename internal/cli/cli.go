@@ -161,6 +161,7 @@ func unexpected(cmd *cobra.Command, arg string) error {
 	return err
 }
 
+// JSONFlag adds --json to a command and returns its value.
 func JSONFlag(cmd *cobra.Command) *bool {
 	return cmd.Flags().Bool("json", false, "print JSON")
 }
@@ -257,8 +258,10 @@ func (d *DurationFlag) String() string {
 	return time.Duration(*d).String()
 }
 
+// Type is what help calls the value.
 func (d *DurationFlag) Type() string { return "duration" }
 
+// Set takes a duration as Go writes it, or a number of seconds.
 func (d *DurationFlag) Set(s string) error {
 	v, err := time.ParseDuration(s)
 	if n, numberErr := strconv.ParseInt(s, 10, 32); numberErr == nil {
@@ -282,8 +285,10 @@ func (n *SizeFlag) String() string {
 	return Size(int64(*n))
 }
 
+// Type is what help calls the value.
 func (n *SizeFlag) Type() string { return "size" }
 
+// Set takes a number with a unit or none.
 func (n *SizeFlag) Set(s string) error {
 	digits := strings.TrimRight(s, "KMGTiB")
 	factor, ok := map[string]float64{"": 1, "B": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[strings.TrimSuffix(s[len(digits):], "iB")]

@@ -234,7 +234,7 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 	if made && unchanged {
 		stop()
 		if result.Started {
-			<-recorded
+			<-recorded //nolint:errcheck // the session goes, and what it recorded with it
 		}
 		return result, nil // and Clean removes the session
 	}

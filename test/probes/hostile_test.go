@@ -187,7 +187,7 @@ mkfifo pipe
 python3 - <<'PY'
 import os, socket
 socket.socket(socket.AF_UNIX).bind("socket")
-for name in ("\x1b]0;owned\x07", "\x1b[2Jclear", "new\nline", "tab\tquote\"back\\slash", "\x9b31m", "bad\xff".encode("latin-1"), "-rf", "‮txt.exe", "a" * 255, " lead", ".git\n"):
+for name in ("\x1b]0;owned\x07", "\x1b[2Jclear", "new\nline", "tab\tquote\"back\\slash", "\x9b31m", "bad\xff".encode("latin-1"), "-rf", "\u202etxt.exe", "a" * 255, " lead", ".git\n"):
     try:
         open(name, "w").write("text \x1b[2J\x1b]52;c;ZXZpbA==\x07 more\r\n")
     except OSError:

@@ -29,9 +29,10 @@ import (
 var (
 	Templates func(ctx context.Context, name string) (berm.Template, error)
 	Platform  func() error
-	// TemplateNames and Groups list templates and the groups that --allow takes, for
-	// completion. It runs in the program that has Templates.
-	TemplateNames, Groups func(ctx context.Context) []string
+	// TemplateNames lists templates for completion, in the program that has them.
+	TemplateNames func(ctx context.Context) []string
+	// Groups lists the groups that --allow takes, for completion.
+	Groups func(ctx context.Context) []string
 	// Program opens the program that has the network service.
 	Program func() (*os.File, error)
 )

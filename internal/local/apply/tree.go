@@ -189,7 +189,7 @@ func equal(ctx context.Context, a, b *tree, name string) (bool, error) {
 			return false, nil
 		}
 		for _, err := range []error{erra, errb} {
-			if err != nil && err != io.EOF && !errors.Is(err, io.ErrUnexpectedEOF) {
+			if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 				return false, err
 			}
 		}
@@ -263,7 +263,7 @@ func copyData(ctx context.Context, to, from *os.File, size int64) error {
 			return err
 		}
 		n, err := io.CopyN(to, from, end-start)
-		if err != nil && err != io.EOF {
+		if err != nil && !errors.Is(err, io.EOF) {
 			return err
 		}
 		if n == 0 {

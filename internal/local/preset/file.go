@@ -162,7 +162,7 @@ func parseProject(path string, content []byte) (*Rights, error) {
 // merge keys multiply anything.
 type file struct{ path string }
 
-func (f file) errorf(node *yaml.Node, format string, args ...any) error {
+func (f file) errorf(node *yaml.Node, format string, args ...any) *berm.Error {
 	e := berm.Errorf(berm.Invalid, format, args...)
 	e.Msg = quoted(f.path) + ":" + strconv.Itoa(node.Line) + ": " + e.Msg
 	return e
@@ -275,7 +275,7 @@ func (f file) text(node *yaml.Node, key string, to *string, check func(string) e
 		return f.errorf(node, "%s must be a single value", key)
 	}
 	if node.ShortTag() == "!!null" {
-		err := f.errorf(node, "%s has no value here", key).(*berm.Error)
+		err := f.errorf(node, "%s has no value here", key)
 		if node.Value == "~" {
 			return err.WithHint(`write "~" in quotes: without, it is YAML for nothing`)
 		}

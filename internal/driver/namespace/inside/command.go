@@ -54,10 +54,10 @@ func run(argv, env []string) {
 	// A shell that has jobs of its own changes the terminal's foreground group: the
 	// command stays in the group of the caller's, whose terminal it is.
 	command, err := syscall.ForkExec(path, argv, &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}})
-	switch {
-	case err == unix.ENOEXEC: // a script without an interpreter line, as shells take it
+	switch err {
+	case unix.ENOEXEC: // a script without an interpreter line, as shells take it
 		command, err = syscall.ForkExec("/bin/sh", append([]string{"sh", path}, argv[1:]...), &syscall.ProcAttr{Env: env, Files: []uintptr{0, 1, 2}})
-	case err == unix.ENOENT: // found, so its interpreter is not there
+	case unix.ENOENT: // found, so its interpreter is not there
 		tell(plan.Failed, "start "+argv[0]+": the interpreter of "+path+" is not there")
 		finish(notFound << 8)
 	}

@@ -139,8 +139,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 
 // open begins to use a link.
 func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []string, err error) {
-	switch {
-	case o.Protocol != egress.Protocol:
+	if o.Protocol != egress.Protocol {
 		return nil, nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", egress.Protocol, o.Protocol)
 	}
 	file := w.File()
