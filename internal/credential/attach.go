@@ -349,7 +349,7 @@ func (s *Set) put(f Flow, out *http.Request, st *state, u use) *Refusal {
 	if n := u.uses.Add(1); u.MaxUses > 0 && n > u.MaxUses {
 		return refuse(Used, u.live, "the credential "+u.ID+" was used as often as it may be", "ask for a new one")
 	}
-	text, ok := u.live.use()
+	text, ok := u.use()
 	if !ok {
 		return refuse(Revoked, u.live, "the credential "+u.ID+" was revoked", "")
 	}
@@ -417,7 +417,7 @@ func (g *guarded) Read(p []byte) (int, error) {
 		var refusal *Refusal
 		if found != nil {
 			refusal = found.refusal()
-		} else if err == io.EOF { //nolint:errorlint // a body's end is io.EOF
+		} else if err == io.EOF {
 			refusal = g.state.scanFields(g.out.Trailer)
 		}
 		if refusal != nil {

@@ -229,7 +229,7 @@ func isReflected(name string) bool {
 }
 
 func isVariable(name string) bool {
-	return strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == "" && !(name[0] >= '0' && name[0] <= '9')
+	return strings.Trim(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_") == "" && (name[0] < '0' || name[0] > '9')
 }
 
 // isHost says whether a pattern of hosts is in canonical form.

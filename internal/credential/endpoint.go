@@ -194,7 +194,7 @@ func (f *filtered) Read(p []byte) (int, error) {
 		n, err := f.body.Read(f.buf)
 		f.err = err
 		ready, refused := f.filter.Body(f.ready[:0], f.buf[:n], err != nil)
-		if refused == nil && err == io.EOF { //nolint:errorlint // a body's end is io.EOF
+		if refused == nil && err == io.EOF {
 			refused = f.filter.Header(f.response.Trailer)
 		}
 		if f.ready = ready; refused != nil {

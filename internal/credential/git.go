@@ -99,8 +99,7 @@ func (r *Rules) push(l *live, out *http.Request) *Refusal {
 	return nil
 }
 
-// gitEnv has git ask hosts by HTTPS where a URL says SSH, and never ask at the terminal. It
-// keeps to HTTP/1.1: libcurl 7.88 now and then sends a part of a large push twice by HTTP/2.
+// gitEnv has git ask hosts by HTTPS where a URL says SSH, and never ask at the terminal.
 func gitEnv(hosts []string) map[string]string {
 	if len(hosts) == 0 {
 		return nil
@@ -108,14 +107,11 @@ func gitEnv(hosts []string) map[string]string {
 	slices.Sort(hosts)
 	env := map[string]string{"GIT_TERMINAL_PROMPT": "0"}
 	n := 0
-	set := func(key, value string) {
-		env[fmt.Sprintf("GIT_CONFIG_KEY_%d", n)], env[fmt.Sprintf("GIT_CONFIG_VALUE_%d", n)] = key, value
-		n++
-	}
 	for _, host := range slices.Compact(hosts) {
-		set("http.https://"+host+"/.version", "HTTP/1.1")
 		for _, from := range []string{"git@" + host + ":", "ssh://git@" + host + "/", "ssh://" + host + "/", "git://" + host + "/"} {
-			set("url.https://"+host+"/.insteadOf", from)
+			env[fmt.Sprintf("GIT_CONFIG_KEY_%d", n)] = "url.https://" + host + "/.insteadOf"
+			env[fmt.Sprintf("GIT_CONFIG_VALUE_%d", n)] = from
+			n++
 		}
 	}
 	env["GIT_CONFIG_COUNT"] = strconv.Itoa(n)

@@ -332,7 +332,7 @@ func find(text []byte, pointer string) (from, to int, err error) {
 	if err := f.value("", 0); err != nil {
 		return 0, 0, err
 	}
-	if _, err := d.Token(); err != io.EOF { //nolint:errorlint // returned bare
+	if _, err := d.Token(); err != io.EOF {
 		return 0, 0, errors.New("the body is not one JSON value")
 	}
 	return f.from, f.to, nil

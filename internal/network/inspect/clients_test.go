@@ -85,7 +85,7 @@ func TestCurl(t *testing.T) {
 	r := credentialed(t, shop)
 	big := filepath.Join(t.TempDir(), "big")
 	os.WriteFile(big, make([]byte, 3<<20), 0o644)
-	for _, version := range []string{"--http1.1", "--http2", "--http1.0"} {
+	for _, version := range []string{"--http1.1", "--http2", "--http2-prior-knowledge", "--http1.0"} {
 		curl := func(args ...string) string {
 			return r.run(t, "curl", append([]string{"-sS", "--max-time", "20", version}, args...)...)
 		}
@@ -230,7 +230,7 @@ func TestGo(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestGo$")
 	cmd.Env = append(r.env(t), "BERM_TEST_URL="+r.url("/x"))
 	out, err := cmd.CombinedOutput()
-	if err != nil || !strings.Contains(string(out), "proto HTTP/2.0 /x\n") {
+	if err != nil || !strings.Contains(string(out), "proto HTTP/1.1 /x\n") {
 		t.Errorf("%v: %s", err, out)
 	}
 }

@@ -146,14 +146,18 @@ func (r *rig) pool() *x509.CertPool {
 	return pool
 }
 
+// transport speaks HTTP/2 where there is TLS: who offers HTTP/1.1 too does not get it.
 func (r *rig) transport() *http.Transport {
-	return &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.pool()}, ForceAttemptHTTP2: true, DisableCompression: true, ExpectContinueTimeout: 10 * time.Second}
+	var protocols http.Protocols
+	protocols.SetHTTP2(r.upstream.TLS != nil)
+	protocols.SetHTTP1(r.upstream.TLS == nil)
+	return &http.Transport{TLSClientConfig: &tls.Config{RootCAs: r.pool()}, Protocols: &protocols, DisableCompression: true, ExpectContinueTimeout: 10 * time.Second}
 }
 
 // http1 is a client that speaks HTTP/1.1 only.
 func (r *rig) http1(t testing.TB) *http.Client {
 	tr := r.transport()
-	tr.ForceAttemptHTTP2 = false
+	tr.Protocols = nil
 	tr.TLSClientConfig.NextProtos = []string{"http/1.1"}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr, Timeout: 20 * time.Second}

@@ -19,7 +19,8 @@ const siteLimit = 512
 // site is what the flows of one sandbox to one name and port share.
 type site struct {
 	siteKey
-	tls       *tls.Config // towards the client
+	tls       *tls.Config // towards the client that speaks HTTP/1
+	tls2      *tls.Config // and towards the one that speaks HTTP/2 only
 	transport *http.Transport
 }
 
@@ -50,11 +51,13 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 	// One configuration for all connections to the name: its tickets let clients resume.
 	s.tls = &tls.Config{
 		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"h2", "http/1.1", "http/1.0"},
+		NextProtos: []string{"http/1.1", "http/1.0"},
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return p.CA.Leaf(key.flow.Name)
 		},
 	}
+	s.tls2 = s.tls.Clone()
+	s.tls2.NextProtos = []string{"h2"}
 	var protocols http.Protocols
 	switch {
 	case key.http2:
