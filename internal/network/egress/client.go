@@ -93,16 +93,26 @@ func (l *Link) order(ctx context.Context, o Order, link *os.File) (Answer, error
 	}
 	select {
 	case a := <-l.answers:
-		if a.Error != nil {
-			return Answer{}, a.Error.err()
-		}
-		return a, nil
+		return a.result()
 	case <-l.done:
-		return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone")
+		select {
+		case a := <-l.answers: // its last: a service leaves after it has refused
+			return a.result()
+		default:
+			return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone")
+		}
 	case <-ctx.Done():
 		_ = l.Close() // its answer would be taken for that of the next order
 		return Answer{}, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
 	}
+}
+
+// result is the answer, or the error that it brings.
+func (a Answer) result() (Answer, error) {
+	if a.Error != nil {
+		return Answer{}, a.Error.err()
+	}
+	return a, nil
 }
 
 func (l *Link) receive() {
