@@ -124,7 +124,7 @@ func gitDir(name string) string {
 // leftOut tells how much of a .git is not in the patch.
 func (p *printer) leftOut(unit string, n int) {
 	if n > 0 {
-		p.note(p.Style.Dim, unit, "%d changes in it are left out, which git apply would refuse; berm apply brings them", n)
+		p.note(p.Style.Dim, unit, "left out here, since git apply would refuse it: %d of its paths changed; berm apply brings them", n)
 	}
 }
 

@@ -74,7 +74,7 @@ func TestAppliable(t *testing.T) {
 	if out, err := git(t, before, strings.NewReader(patch), "apply", "-"); err != nil {
 		t.Fatalf("%v: %s\n%s", err, out, patch)
 	}
-	for _, want := range []string{"# berm: .git: 2 changes in it are left out", "# berm: b/.GIT: ", "+++ b/c/.github\n"} {
+	for _, want := range []string{"# berm: .git: left out here, since git apply would refuse it: 2 of its paths changed", "# berm: b/.GIT: ", "+++ b/c/.github\n"} {
 		if !strings.Contains(patch, want) {
 			t.Errorf("%q is not in\n%s", want, patch)
 		}
