@@ -150,7 +150,10 @@ func tell(kind byte, text string) {
 
 // fail reports a step that could not be done and ends the sandbox.
 func fail(step, target string, err error) {
-	tell(plan.Failed, step+" "+target+": "+err.Error())
+	if target != "" {
+		step += " " + target
+	}
+	tell(plan.Failed, step+": "+err.Error())
 	unix.Exit(1)
 }
 
