@@ -40,9 +40,10 @@ type online struct {
 	journal *records
 	cancel  context.CancelCauseFunc
 
-	mu     sync.Mutex
-	link   *egress.Link
-	denied []egress.Event
+	mu        sync.Mutex
+	link      *egress.Link
+	denied    []egress.Event
+	unreached []egress.Event // bounded as denied
 }
 
 // doOnline is do with the task's network.
@@ -129,7 +130,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	result.Denied = o.denied
+	result.Denied, result.Unreached = o.denied, o.unreached
 	return result, err
 }
 
@@ -211,6 +212,13 @@ func (o *online) event(e egress.Event) {
 		o.mu.Lock()
 		if len(o.denied) < maxDenied && e.Credential == "" { // the request is told
 			o.denied = append(o.denied, e)
+		}
+		o.mu.Unlock()
+	}
+	if e.Unreached {
+		o.mu.Lock()
+		if len(o.unreached) < maxDenied {
+			o.unreached = append(o.unreached, e)
 		}
 		o.mu.Unlock()
 	}

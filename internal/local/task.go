@@ -67,6 +67,7 @@ type Result struct {
 	Workspace string
 	Session   string         // "" when none is left: nothing was changed, or the changes are in place
 	Denied    []egress.Event // what the network's policy did not let through, each once
+	Unreached []egress.Event // what it let through and nobody answered
 }
 
 // Prepare finds out what the command of a task may do, without a session. Kinds: Invalid

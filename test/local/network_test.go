@@ -79,6 +79,10 @@ func TestAllow(t *testing.T) {
 				t.Errorf("%q is not told: %v", denied, r)
 			}
 		}
+		r = p.sh(fetch("http://www.example:81/", "http://www.example:81/"), "--allow", "www.example:81", "--open", internetAddress)
+		if strings.Count(r.stderr, "not reached: www.example:81: ") != 1 || !strings.Contains(r.stderr, "connection refused") {
+			t.Errorf("why nothing answers is not told once: %v", r)
+		}
 	})
 }
 

@@ -419,18 +419,37 @@ func variables(env []string) []string {
 func (f *runFlags) denied(cmd *cobra.Command, events []egress.Event) {
 	seen := map[string]bool{}
 	for _, e := range events {
-		what := e.Name
-		if what == "" {
-			what = e.Address
-		}
-		if e.Port != 0 {
-			what += fmt.Sprintf(":%d", e.Port)
-		}
+		what := destination(e)
 		if text := fmt.Sprintf("denied: %s (%s)", what, e.Reason); !seen[text] {
 			seen[text] = true
 			cli.Notice(cmd, "%s", text+remedy(e, what))
 		}
 	}
+}
+
+// unreached tells what the network did not get to, each destination once: inside, it looks
+// like a server that breaks connections.
+func unreached(cmd *cobra.Command, events []egress.Event) {
+	seen := map[string]bool{}
+	for _, e := range events {
+		why, _, _ := strings.Cut(e.Detail, "\n")
+		if text := "not reached: " + destination(e) + ": " + why; !seen[text] {
+			seen[text] = true
+			cli.Notice(cmd, "%s", text)
+		}
+	}
+}
+
+// destination is where a flow was to go.
+func destination(e egress.Event) string {
+	to := e.Name
+	if to == "" {
+		to = e.Address
+	}
+	if e.Port != 0 {
+		to += fmt.Sprintf(":%d", e.Port)
+	}
+	return to
 }
 
 // remedy says why something was denied, or which flag lets it through.
@@ -474,6 +493,9 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 		if len(r.Denied) > 0 {
 			object["denied"] = r.Denied
 		}
+		if len(r.Unreached) > 0 {
+			object["unreached"] = r.Unreached
+		}
 		_ = cli.PrintJSONLine(cmd.ErrOrStderr(), object)
 		return
 	}
@@ -484,6 +506,7 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 		return
 	}
 	f.denied(cmd, r.Denied)
+	unreached(cmd, r.Unreached)
 	if r.Session != "" {
 		style := terminal.StyleFor(cmd.ErrOrStderr())
 		of := ""

@@ -36,6 +36,8 @@ type flow struct {
 	address string          // that was dialed
 	denied  *policy.Verdict // why it was ended, if it was
 	failed  error
+	// unreached says that dialing failed.
+	unreached bool
 }
 
 // to is the address that was dialed.
@@ -188,7 +190,7 @@ func (x *sandbox) record(f *flow) {
 	}
 	f.mu.Lock()
 	if f.failed != nil {
-		e.Detail = f.failed.Error()
+		e.Detail, e.Unreached = f.failed.Error(), f.unreached
 	}
 	if v := f.denied; v != nil {
 		e.Action, e.Rule, e.Reason, e.Detail, e.Revision = string(policy.Deny), v.Rule, string(v.Reason), v.Explain(), v.Revision
@@ -382,6 +384,9 @@ func (x *sandbox) dial(ctx context.Context, f *flow, network string) (net.Conn, 
 	if err != nil {
 		if !errors.Is(err, errDenied) {
 			f.fail(err)
+			f.mu.Lock()
+			f.unreached = true
+			f.mu.Unlock()
 		}
 		return nil, err
 	}
