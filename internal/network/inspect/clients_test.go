@@ -260,7 +260,7 @@ class Get {
 	got := r.run(t, "java", "-Djavax.net.ssl.trustStore="+filepath.Join(dir, "cacerts"), filepath.Join(dir, "Get.java"), r.url("/x"))
 	version, body, _ := strings.Cut(got, " ")
 	var v seen
-	if err := json.Unmarshal([]byte(body), &v); err != nil || version != "HTTP_2" || v.Target != "/x" {
+	if err := json.Unmarshal([]byte(body), &v); err != nil || version != "HTTP_1_1" || v.Target != "/x" {
 		t.Errorf("%q", got)
 	}
 	// Over plain HTTP it offers HTTP/2 by an upgrade, which is declined.
