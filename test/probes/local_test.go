@@ -221,10 +221,11 @@ func (v *local) look() harness.Host {
 	})
 	for _, a := range v.accounts {
 		a.look(host, v.flags != nil)
-		// Nothing may be left of a session but what the next run sweeps away.
+		// Nothing may be left of a session but what the next run sweeps away, and the number
+		// that no other gets.
 		entries, _ := os.ReadDir(a.home + "/.local/state/berm/sessions")
 		for _, entry := range entries {
-			if !strings.HasPrefix(entry.Name(), ".trash-") {
+			if !strings.HasPrefix(entry.Name(), ".trash-") && !strings.HasPrefix(entry.Name(), ".retired-") {
 				host["session "+entry.Name()] = ""
 			}
 		}
