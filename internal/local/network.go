@@ -30,8 +30,8 @@ type Network struct {
 	StartBroker func() (*net.UnixConn, error)
 }
 
-// maxDenied bounds how many denials are kept for the user.
-const maxDenied = 100
+// maxTold bounds how many events of one sort are kept for the user.
+const maxTold = 100
 
 // online is the network of one run.
 type online struct {
@@ -43,7 +43,7 @@ type online struct {
 	mu        sync.Mutex
 	link      *egress.Link
 	denied    []egress.Event
-	unreached []egress.Event // bounded as denied
+	unreached []egress.Event
 }
 
 // doOnline is do with the task's network.
@@ -209,18 +209,12 @@ func (o *online) event(e egress.Event) {
 	outcome, kind := audit.OK, audit.NetFlow
 	if e.Action == "deny" {
 		outcome = audit.Denied
-		o.mu.Lock()
-		if len(o.denied) < maxDenied && e.Credential == "" { // the request is told
-			o.denied = append(o.denied, e)
+		if e.Credential == "" { // else the request is told
+			o.keep(&o.denied, e)
 		}
-		o.mu.Unlock()
 	}
 	if e.Unreached {
-		o.mu.Lock()
-		if len(o.unreached) < maxDenied {
-			o.unreached = append(o.unreached, e)
-		}
-		o.mu.Unlock()
+		o.keep(&o.unreached, e)
 	}
 	switch {
 	case e.Kind == "dns":
@@ -229,4 +223,13 @@ func (o *online) event(e egress.Event) {
 		kind = audit.Type(e.Kind)
 	}
 	o.journal.add(o.journal.record(kind, outcome, e.Reason, e))
+}
+
+// keep keeps an event for the user.
+func (o *online) keep(list *[]egress.Event, e egress.Event) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(*list) < maxTold {
+		*list = append(*list, e)
+	}
 }

@@ -46,13 +46,7 @@ func Confine(abi int, grants []Grant) error {
 	if abi < abiRefer {
 		return unix.EOPNOTSUPP
 	}
-	attr := unix.LandlockRulesetAttr{Handled_access_fs: Write | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK}
-	if abi < abiTruncate {
-		attr.Handled_access_fs &^= unix.LANDLOCK_ACCESS_FS_TRUNCATE
-	}
-	if abi >= abiIoctlDev {
-		attr.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	}
+	attr := unix.LandlockRulesetAttr{Handled_access_fs: all(abi)}
 	size := unsafe.Offsetof(attr.Handled_access_net)
 	if abi >= abiNet {
 		attr.Handled_access_net = unix.LANDLOCK_ACCESS_NET_BIND_TCP | unix.LANDLOCK_ACCESS_NET_CONNECT_TCP
@@ -69,16 +63,8 @@ func Confine(abi int, grants []Grant) error {
 	ruleset := int(fd)
 	defer unix.Close(ruleset)
 	for _, g := range grants {
-		var stat unix.Stat_t
-		if err := unix.Fstat(g.FD, &stat); err != nil {
-			return err
-		}
-		rights := g.Rights & attr.Handled_access_fs
-		if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
-			rights &= onFiles
-		}
 		// EBADFD: a file without a path, such as a memfd, which is never held.
-		if err := allow(ruleset, g.FD, rights); err != nil && err != unix.EBADFD {
+		if err := g.add(ruleset, attr.Handled_access_fs); err != nil && err != unix.EBADFD {
 			return err
 		}
 	}
@@ -86,6 +72,31 @@ func Confine(abi int, grants []Grant) error {
 		return errno
 	}
 	return nil
+}
+
+// all are the rights on files that an ABI version knows.
+func all(abi int) uint64 {
+	rights := Write | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK
+	if abi < abiTruncate {
+		rights &^= unix.LANDLOCK_ACCESS_FS_TRUNCATE
+	}
+	if abi >= abiIoctlDev {
+		rights |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
+	}
+	return rights
+}
+
+// add makes a rule of a grant, with the rights that the ruleset handles.
+func (g Grant) add(ruleset int, handled uint64) error {
+	var stat unix.Stat_t
+	if err := unix.Fstat(g.FD, &stat); err != nil {
+		return err
+	}
+	rights := g.Rights & handled
+	if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
+		rights &= onFiles
+	}
+	return allow(ruleset, g.FD, rights)
 }
 
 // HoldsSignals says whether an ABI version keeps a confined process from signalling others.

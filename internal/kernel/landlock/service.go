@@ -19,13 +19,7 @@ func ReadOnly(paths ...string) error {
 	if abi < abiRefer {
 		return unix.EOPNOTSUPP
 	}
-	attr := unix.LandlockRulesetAttr{Handled_access_fs: Write | unix.LANDLOCK_ACCESS_FS_MAKE_CHAR | unix.LANDLOCK_ACCESS_FS_MAKE_BLOCK}
-	if abi < abiTruncate {
-		attr.Handled_access_fs &^= unix.LANDLOCK_ACCESS_FS_TRUNCATE
-	}
-	if abi >= abiIoctlDev {
-		attr.Handled_access_fs |= unix.LANDLOCK_ACCESS_FS_IOCTL_DEV
-	}
+	attr := unix.LandlockRulesetAttr{Handled_access_fs: all(abi)}
 	fd, _, errno := unix.RawSyscall(unix.SYS_LANDLOCK_CREATE_RULESET, uintptr(unsafe.Pointer(&attr)), unsafe.Offsetof(attr.Handled_access_net), 0)
 	if errno != 0 {
 		return errno
@@ -39,15 +33,10 @@ func ReadOnly(paths ...string) error {
 		if err != nil {
 			return err
 		}
-		var stat unix.Stat_t
-		rule := unix.LandlockPathBeneathAttr{Allowed_access: unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR, Parent_fd: int32(at)}
-		if unix.Fstat(at, &stat) == nil && stat.Mode&unix.S_IFMT != unix.S_IFDIR {
-			rule.Allowed_access &= onFiles
-		}
-		_, _, errno := unix.RawSyscall6(unix.SYS_LANDLOCK_ADD_RULE, fd, unix.LANDLOCK_RULE_PATH_BENEATH, uintptr(unsafe.Pointer(&rule)), 0, 0, 0)
+		err = Grant{at, unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR}.add(int(fd), attr.Handled_access_fs)
 		unix.Close(at)
-		if errno != 0 {
-			return errno
+		if err != nil {
+			return err
 		}
 	}
 	if _, _, errno := syscall.AllThreadsSyscall(unix.SYS_LANDLOCK_RESTRICT_SELF, fd, 0, 0); errno != 0 {

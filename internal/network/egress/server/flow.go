@@ -73,6 +73,13 @@ func (f *flow) fail(err error) {
 	f.failed = err
 }
 
+// unreach is fail of dialing.
+func (f *flow) unreach(err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.failed, f.unreached = err, true
+}
+
 // ask decides about a flow that begins. It returns nil when it may not.
 func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	destination := inside.Destination
@@ -383,10 +390,7 @@ func (x *sandbox) dial(ctx context.Context, f *flow, network string) (net.Conn, 
 	}
 	if err != nil {
 		if !errors.Is(err, errDenied) {
-			f.fail(err)
-			f.mu.Lock()
-			f.unreached = true
-			f.mu.Unlock()
+			f.unreach(err)
 		}
 		return nil, err
 	}
