@@ -11,10 +11,12 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
+	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
-// confine gives away what a service of sandboxes does not need.
+// confine gives away what a service of sandboxes does not need. Afterwards a system call that
+// its profile does not list ends the process.
 func confine(command string) error {
 	// It was executed by a descriptor, and has its number for a name.
 	_ = os.WriteFile("/proc/self/comm", []byte(command), 0)
@@ -33,7 +35,15 @@ func confine(command string) error {
 		return berm.Errorf(berm.Internal, "give rights on files away: %w", err)
 	}
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	return nil
+	profile := seccomp.Egress()
+	if command == egress.BrokerCommand {
+		profile = seccomp.Broker()
+	}
+	filter, err := profile.Assemble("")
+	if err != nil {
+		return err
+	}
+	return seccomp.Load(filter)
 }
 
 // readable are the files and directories that services open by name: for the resolvers, the

@@ -40,7 +40,7 @@ func (p Profile) Assemble(arch string) ([]unix.SockFilter, error) {
 		return nil, berm.Errorf(berm.Unsupported, "no seccomp filter for architecture %s", arch)
 	}
 	b := program{actions: map[action]target{}}
-	foreign := fail(unix.ENOSYS).compile(&b)
+	foreign := p.unlisted.compile(&b)
 	b.search(p.runs(arch))
 	number := b.emit(bpf.LoadAbsolute{Off: offsetNumber, Size: 4})
 	b.jump(audit, bpf.JumpEqual, number, foreign)
@@ -76,11 +76,11 @@ func (p Profile) runs(arch string) []run {
 			continue
 		}
 		for len(byNumber) <= n {
-			byNumber = append(byNumber, fail(unix.ENOSYS))
+			byNumber = append(byNumber, p.unlisted)
 		}
 		byNumber[n] = policy
 	}
-	byNumber = append(byNumber, fail(unix.ENOSYS))
+	byNumber = append(byNumber, p.unlisted)
 	var runs []run
 	for n, policy := range byNumber {
 		if a, plain := policy.(action); plain && n > 0 && byNumber[n-1] == a {

@@ -22,7 +22,7 @@ type data struct {
 // decide is what the profile says of a call, in the plainest way.
 func (p Profile) decide(arch string, d data) action {
 	if d.arch != auditArch[arch] {
-		return fail(unix.ENOSYS)
+		return p.unlisted
 	}
 	for _, c := range calls {
 		if n := c.number(arch); n >= 0 && uint32(n) == d.number {
@@ -31,7 +31,7 @@ func (p Profile) decide(arch string, d data) action {
 			}
 		}
 	}
-	return fail(unix.ENOSYS)
+	return p.unlisted
 }
 
 func decide(p policy, args [6]uint64) action {
@@ -100,7 +100,7 @@ func profiles() []Profile {
 		p, _ := Lookup(name)
 		list = append(list, p, p.Shared("truncate"), p.WithoutSetID(), p.WithoutSetID().WithoutGroup(true))
 	}
-	return list
+	return append(list, Egress(), Broker())
 }
 
 func each(t *testing.T, f func(t *testing.T, p Profile, arch string, run func(data) action)) {
@@ -210,10 +210,10 @@ func FuzzFilter(f *testing.F) {
 
 // Filters of other ABIs are closed whatever the number.
 func TestForeignABI(t *testing.T) {
-	each(t, func(t *testing.T, _ Profile, _ string, run func(data) action) {
+	each(t, func(t *testing.T, p Profile, _ string, run func(data) action) {
 		for n := range uint32(700) {
 			for _, arch := range []uint32{unix.AUDIT_ARCH_I386, unix.AUDIT_ARCH_ARM, 0} {
-				if got := run(data{number: n, arch: arch}); got != fail(unix.ENOSYS) {
+				if got := run(data{number: n, arch: arch}); got != p.unlisted {
 					t.Fatalf("%d of ABI %#x: %#x", n, arch, got)
 				}
 			}
@@ -263,6 +263,7 @@ func TestSize(t *testing.T) {
 		"strict, without set-id bits/amd64": {215, 255}, "strict, without set-id bits/arm64": {185, 230},
 		"default, without set-id bits, without the caller's group/amd64": {235, 290}, "default, without set-id bits, without the caller's group/arm64": {200, 255},
 		"strict, without set-id bits, without the caller's group/amd64": {230, 255}, "strict, without set-id bits, without the caller's group/arm64": {195, 230},
+		"egressd/amd64": {160, 60}, "egressd/arm64": {150, 60}, "brokerd/amd64": {145, 55}, "brokerd/arm64": {135, 55},
 	}
 	each(t, func(t *testing.T, p Profile, arch string, _ func(data) action) {
 		filter, _ := p.Assemble(arch)

@@ -11,7 +11,7 @@ import (
 // priorities stay as they are, and unless something else holds the signals, none is sent.
 func (p Profile) WithoutGroup(signals bool) Profile {
 	const pgrp = 2 // IOPRIO_WHO_PGRP
-	without := Profile{p.name + ", without the caller's group", maps.Clone(p.policies)}
+	without := Profile{p.name + ", without the caller's group", maps.Clone(p.policies), p.unlisted}
 	except := func(call string, arg int, value uint32, text string) {
 		without.policies[call] = partial{
 			byArg{arg: arg, cases: []oneOf{{[]uint32{value}, fail(unix.EPERM)}}, rest: allow},

@@ -20,7 +20,7 @@ import (
 
 // A filter cannot be taken off, so the test binary starts itself again and loads it
 // there. roleVariable says what the new process is to do, and under which profile:
-// "calls PROFILE", "exec PROFILE ARG…" or "load".
+// "calls PROFILE", "exec PROFILE ARG…", "service PROFILE CALL ADDRESS" or "load".
 const roleVariable = "BERM_SECCOMP_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -44,6 +44,9 @@ func play(role []string) error {
 			return fmt.Errorf("Load: %w", err)
 		}
 		return nil
+	}
+	if role[0] == "service" {
+		return playService(role[1], os.Args[1], os.Args[2])
 	}
 	p, err := Lookup(role[1])
 	if err != nil {

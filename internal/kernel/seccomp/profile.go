@@ -1,10 +1,13 @@
-// Package seccomp is the system call allowlist of a sandbox, as code.
+// Package seccomp is the system call allowlists of sandboxes, and of the services beside
+// them, as code.
 package seccomp
 
 import (
 	"maps"
 	"slices"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -27,10 +30,12 @@ func (c call) number(arch string) int {
 
 // A Profile says what a sandbox may ask of the kernel. A call that it does not list
 // fails with ENOSYS, as on a kernel without it; so do all calls of foreign ABIs
-// (i386 and x32 on amd64, arm on arm64).
+// (i386 and x32 on amd64, arm on arm64). In the profiles of Berm's own services such
+// calls end the process.
 type Profile struct {
 	name     string
 	policies map[string]policy // by call
+	unlisted action            // for calls that are not listed, and for those of foreign ABIs
 }
 
 // Default is the profile for development work: compilers, interpreters, package
@@ -50,7 +55,7 @@ func Lookup(name string) (Profile, error) {
 	if name == "" {
 		name = Default
 	}
-	p := Profile{name, map[string]policy{}}
+	p := Profile{name, map[string]policy{}, fail(unix.ENOSYS)}
 	for _, c := range strings.Fields(allowed) {
 		p.policies[c] = allow
 	}

@@ -10,7 +10,7 @@ import (
 // can be given set-user-ID or set-group-ID bits. Inside they count nowhere; but outside, a
 // set-uid program of whoever the files belong to is that user for everybody on the machine.
 func (p Profile) WithoutSetID() Profile {
-	without := Profile{p.name + ", without set-id bits", maps.Clone(p.policies)}
+	without := Profile{p.name + ", without set-id bits", maps.Clone(p.policies), p.unlisted}
 	for c, policy := range map[string]partial{
 		"chmod":     withoutSetID(1),
 		"fchmod":    withoutSetID(1),

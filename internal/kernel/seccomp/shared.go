@@ -11,7 +11,7 @@ import (
 // every socket, System V and POSIX IPC, and the scheduling and limits of other processes.
 // The calls named in refuse fail as well.
 func (p Profile) Shared(refuse ...string) Profile {
-	shared := Profile{p.name + ", shared namespaces", maps.Clone(p.policies)}
+	shared := Profile{p.name + ", shared namespaces", maps.Clone(p.policies), p.unlisted}
 	maps.Copy(shared.policies, sharedPartials())
 	for _, c := range append(refuse, sharedDenied...) {
 		shared.policies[c] = fail(eperm)
