@@ -32,6 +32,18 @@ func (c *Client) NetworkPolicy(ctx context.Context, id berm.SandboxID) (NetworkP
 	return p, nil
 }
 
+// CheckNetwork returns what the network policy in force says of a URL or destination, as
+// policy.Answer in JSON; method is a request's, "" for none.
+func (c *Client) CheckNetwork(ctx context.Context, id berm.SandboxID, to, method string) (json.RawMessage, error) {
+	var answer json.RawMessage
+	query := url.Values{"to": {to}}
+	if method != "" {
+		query.Set("method", method)
+	}
+	_, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/network/check", query, nil, &answer)
+	return answer, err
+}
+
 // FlowEvent is a flow out of a sandbox that ended or was denied, or a name that was not
 // resolved.
 type FlowEvent struct {

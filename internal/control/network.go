@@ -13,7 +13,9 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/egress/compile"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 )
 
@@ -396,6 +398,32 @@ func (m *Manager) SetPolicy(ctx context.Context, id berm.SandboxID, p *policy.Po
 	return s.setPolicy(ctx, p, revision, actor, func(info *Sandbox) {
 		info.Network.AllowOut, info.Network.DenyOut, info.Internet = nil, nil, nil
 	})
+}
+
+// CheckNetwork judges a question by the network policy of a sandbox that is in force. Kinds:
+// NotFound (also without a policy), Invalid.
+func (m *Manager) CheckNetwork(id berm.SandboxID, q policy.Question) (policy.Verdict, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	stored := s.snapshot().Policy
+	if stored == nil {
+		return policy.Verdict{}, berm.Errorf(berm.NotFound, "sandbox %s has no network policy: it has no network but loopback", id)
+	}
+	p, err := compile.Policy(stored.order())
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	table, err := address.NewTableHere(m.Egress.Open)
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	e, err := policy.NewEvaluator(p, nil, table)
+	if err != nil {
+		return policy.Verdict{}, err
+	}
+	return e.Answer(q), nil
 }
 
 func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int, actor audit.Actor, also func(*Sandbox)) (int, []string, error) {

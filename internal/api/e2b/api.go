@@ -91,6 +91,7 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: ofSandbox((*API).policy)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).networkPolicy)},
 	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).setNetworkPolicy)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/check", handle: ofSandbox((*API).checkNetwork)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/log", handle: ofSandbox((*API).networkLog)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},

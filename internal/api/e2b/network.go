@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
@@ -146,6 +147,20 @@ func (a *API) setNetworkPolicy(w http.ResponseWriter, r *http.Request, id berm.S
 	}
 	w.Header().Set("ETag", entityTag(revision))
 	return answer(w, http.StatusOK, map[string]any{"revision": revision, "warnings": warnings})
+}
+
+// checkNetwork says what the network policy in force says of a URL or destination.
+func (a *API) checkNetwork(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	query := r.URL.Query()
+	q, err := policy.ParseQuestion(query.Get("to"), query.Get("method"), time.Now())
+	if err != nil {
+		return err
+	}
+	v, err := a.Sessions.CheckNetwork(id, q)
+	if err != nil {
+		return err
+	}
+	return answer(w, http.StatusOK, v.Answer())
 }
 
 // networkLog returns flows, denials and denied queries of a sandbox after the number given.

@@ -128,6 +128,28 @@ func TestNetworkPolicy(t *testing.T) {
 	offline.want(200, "GET", at+"/log", "")
 }
 
+func TestNetworkCheck(t *testing.T) {
+	w, _ := newOnlineWorld(t, true)
+	s := w.create(`{"templateID":"base"}`)
+	at := "/berm/v1/sandboxes/" + string(s.SandboxID) + "/network"
+	w.want(200, "PUT", at, `{"version":1,"rules":[{"id":"web","to":["example.com"],"http":{"methods":["GET"]}}]}`)
+	for query, want := range map[string]string{
+		"to=https%3A%2F%2Fexample.com%2Fa":             `"action":"allow","rule":"web","revision":"2"`,
+		"to=https%3A%2F%2Fexample.com%2Fa&method=POST": `"reason":"method"`,
+		"to=other.example.com%3A22":                    `"remedy":"{to: [other.example.com], ports: [22]}"`,
+	} {
+		if r := w.want(200, "GET", at+"/check?"+query, ""); !strings.Contains(string(r.body), want) {
+			t.Errorf("%s: %s", query, r.body)
+		}
+	}
+	w.want(400, "GET", at+"/check", "")
+	w.want(400, "GET", at+"/check?to=a%20b", "")
+	w.want(404, "GET", "/berm/v1/sandboxes/"+string(berm.NewSandboxID())+"/network/check?to=example.com", "")
+	offline := newWorld(t)
+	o := offline.create(`{"templateID":"base"}`)
+	offline.want(404, "GET", "/berm/v1/sandboxes/"+string(o.SandboxID)+"/network/check?to=example.com", "")
+}
+
 func TestNetworkLog(t *testing.T) {
 	w, n := newOnlineWorld(t, true)
 	s := w.create(`{"templateID":"base"}`)

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -424,6 +425,9 @@ func (f *runFlags) denied(cmd *cobra.Command, events []egress.Event) {
 			seen[text] = true
 			cli.Notice(cmd, "%s", text+remedy(e, what))
 		}
+	}
+	if slices.ContainsFunc(events, func(e egress.Event) bool { return e.Reason == "not_listed" || e.Reason == "port" }) {
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), terminal.StyleFor(cmd.ErrOrStderr()).Dim("hint:"), "berm policy learn drafts a policy that allows what was denied")
 	}
 }
 

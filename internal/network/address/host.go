@@ -49,6 +49,27 @@ func WatchHosts(changed func()) (*Hosts, error) {
 	return h, nil
 }
 
+// NewTableHere makes a table for this host as it is now, with ranges that are opened as for
+// Config. Kinds: Invalid (a range), Internal.
+func NewTableHere(open []string) (*Table, error) {
+	var ranges []netip.Prefix
+	for _, text := range open {
+		p, err := netip.ParsePrefix(text)
+		if err != nil {
+			return nil, berm.Errorf(berm.Invalid, "%q is not an address range", text)
+		}
+		ranges = append(ranges, p)
+	}
+	hosts, err := WatchHosts(nil)
+	if err != nil {
+		return nil, err
+	}
+	if err := hosts.Close(); err != nil {
+		return nil, berm.Errorf(berm.Internal, "read the host's addresses: %w", err)
+	}
+	return NewTable(Config{Open: ranges, Own: hosts.Own})
+}
+
 // Own says whether addr is an address of the host.
 func (h *Hosts) Own(addr netip.Addr) bool {
 	addrs := h.addrs.Load()

@@ -43,6 +43,9 @@ func (v Verdict) Explain() string {
 	case ReasonRule:
 		return text + " is denied by " + by + note(v.Detail) + ". Change or remove the rule to allow it."
 	case ReasonNotListed:
+		if !v.Flow.Host.nameable() {
+			return text + " has a name of one label, which no rule can name. Ask for the full name."
+		}
 		return text + " is not in the policy. This rule would allow it:\n  - " + v.rule(v.Flow.Port).String()
 	case ReasonPort, ReasonProto:
 		what := "port"
@@ -71,6 +74,19 @@ func (v Verdict) Explain() string {
 		text += " Its conditions stand under http: in the rule."
 	}
 	return text
+}
+
+// Remedy is the least rule that would allow a denied flow, as a line of a policy; "" when
+// none would by itself.
+func (v Verdict) Remedy() string {
+	switch v.Reason {
+	case ReasonNotListed, ReasonPort, ReasonProto, ReasonExpired:
+		if !v.Flow.Host.nameable() {
+			return ""
+		}
+		return v.rule(v.Flow.Port).String()
+	}
+	return ""
 }
 
 func describe(v Verdict) string {

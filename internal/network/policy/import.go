@@ -11,6 +11,134 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
+// Forms are those that Import reads, by their names.
+var Forms = []string{"sandbox-runtime", "vercel", "deno"}
+
+// Import reads the policy of another system, in the form of that name or, without one, in the
+// form that it can only be. Kinds: Invalid, Unsupported.
+func Import(form string, content []byte) (*Policy, error) {
+	if form == "" {
+		var err error
+		if form, err = formOf(content); err != nil {
+			return nil, err
+		}
+	}
+	switch form {
+	case "sandbox-runtime":
+		return FromSandboxRuntime(content)
+	case "vercel":
+		return FromVercel(content)
+	case "deno":
+		return FromDenoFile(content)
+	}
+	return nil, berm.Errorf(berm.Invalid, "%q is not a form that is read", clip(form)).WithHint("there are %s", strings.Join(Forms, ", "))
+}
+
+// formOf tells a form by the keys that only it has.
+func formOf(content []byte) (string, error) {
+	if json.Unmarshal(content, new(string)) == nil {
+		return "vercel", nil
+	}
+	var keys map[string]json.RawMessage
+	if err := parseJSON(content, &keys); err != nil {
+		return "", err
+	}
+	of := map[string][]string{
+		"sandbox-runtime": {"network", "deniedDomains", "filesystem"},
+		"vercel":          {"networkPolicy", "mode", "allow", "subnets", "allowedCIDRs", "deniedCIDRs", "injectionRules"},
+		"deno":            {"allowNet", "denyNet", "permissions"},
+	}
+	var found []string
+	for _, form := range Forms {
+		if slices.ContainsFunc(of[form], func(key string) bool { return keys[key] != nil }) {
+			found = append(found, form)
+		}
+	}
+	if len(found) != 1 {
+		return "", berm.Errorf(berm.Invalid, "whose form this is cannot be told by its keys").
+			WithHint("--from says it: %s", strings.Join(Forms, ", "))
+	}
+	return found[0], nil
+}
+
+// FromDenoFile reads the options of a Deno sandbox (allowNet), or the permissions of a
+// deno.json: those of the set named default, or of the only one.
+func FromDenoFile(content []byte) (*Policy, error) {
+	var file struct {
+		AllowNet    *[]string                  `json:"allowNet"`
+		DenyNet     *[]string                  `json:"denyNet"`
+		Permissions map[string]json.RawMessage `json:"permissions"`
+	}
+	if err := parseJSON(content, &file); err != nil {
+		return nil, err
+	}
+	if file.Permissions == nil {
+		if file.AllowNet == nil && file.DenyNet == nil {
+			return nil, berm.Errorf(berm.Invalid, "there is neither allowNet nor permissions in it").
+				WithHint("without allowNet Deno's sandboxes reach everything: default: allow-public says the same")
+		}
+		return FromDeno(file.AllowNet, file.DenyNet)
+	}
+	raw, ok := file.Permissions["default"]
+	if !ok && len(file.Permissions) == 1 {
+		for _, raw = range file.Permissions {
+		}
+	} else if !ok {
+		return nil, berm.Errorf(berm.Invalid, "of several sets of permissions none is named default")
+	}
+	var set struct {
+		All bool            `json:"all"`
+		Net json.RawMessage `json:"net"`
+	}
+	if err := parseJSON(raw, &set); err != nil {
+		return nil, err
+	}
+	var all bool
+	var hosts []string
+	var lists struct {
+		Allow json.RawMessage `json:"allow"`
+		Deny  json.RawMessage `json:"deny"`
+	}
+	everything := []string{}
+	side := func(raw json.RawMessage) (*[]string, error) {
+		var all bool
+		var hosts []string
+		switch {
+		case raw == nil || json.Unmarshal(raw, &all) == nil && !all:
+			return nil, nil
+		case all:
+			return &everything, nil
+		}
+		err := parseJSON(raw, &hosts)
+		if err == nil && len(hosts) == 0 { // a list of none
+			return nil, nil
+		}
+		return &hosts, err
+	}
+	switch {
+	case set.Net == nil:
+		if set.All {
+			return FromDeno(&everything, nil)
+		}
+		return FromDeno(nil, nil)
+	case json.Unmarshal(set.Net, &all) == nil, json.Unmarshal(set.Net, &hosts) == nil:
+		lists.Allow = set.Net
+	default:
+		if err := parseJSON(set.Net, &lists); err != nil {
+			return nil, err
+		}
+	}
+	allow, err := side(lists.Allow)
+	if err != nil {
+		return nil, err
+	}
+	deny, err := side(lists.Deny)
+	if err != nil {
+		return nil, err
+	}
+	return FromDeno(allow, deny)
+}
+
 // FromSandboxRuntime reads the network settings of Anthropic's sandbox-runtime, a whole
 // settings file or its object "network". Denied domains come first there; an entry
 // without a port means every port.
@@ -69,6 +197,7 @@ func FromVercel(content []byte) (*Policy, error) {
 		return vercelMode(mode)
 	}
 	var policy struct {
+		NetworkPolicy  json.RawMessage `json:"networkPolicy"` // as a create has it
 		Mode           string          `json:"mode"`
 		Allow          json.RawMessage `json:"allow"`
 		Subnets        struct{ Allow, Deny []string }
@@ -79,6 +208,19 @@ func FromVercel(content []byte) (*Policy, error) {
 	}
 	if err := parseJSON(content, &policy); err != nil {
 		return nil, err
+	}
+	if policy.NetworkPolicy != nil {
+		nested := policy.NetworkPolicy
+		if parseJSON(nested, &mode) == nil {
+			return vercelMode(mode)
+		}
+		policy.NetworkPolicy = nil
+		if err := parseJSON(nested, &policy); err != nil {
+			return nil, err
+		}
+		if policy.NetworkPolicy != nil {
+			return nil, berm.Errorf(berm.Invalid, "a networkPolicy in a networkPolicy")
+		}
 	}
 	if policy.Mode != "" && policy.Mode != "custom" {
 		return vercelMode(policy.Mode)

@@ -126,3 +126,52 @@ func TestParseEntry(t *testing.T) {
 		}
 	}
 }
+
+func TestImport(t *testing.T) {
+	for _, c := range []struct{ content, allow, deny string }{
+		{`{"network": {"allowedDomains": ["a.example.com"]}}`, "a.example.com:443", "b.example.com:443"},
+		{`"deny-all"`, "", "a.example.com:443"},
+		{`{"networkPolicy": "allow-all"}`, "a.example.com:443", ""},
+		{`{"networkPolicy": {"allow": ["a.example.com"], "subnets": {"deny": ["9.9.9.0/24"]}}}`, "a.example.com:443", "b.example.com:443 9.9.9.9:443"},
+		{`{"mode": "custom", "allowedDomains": ["a.example.com"], "allowedCIDRs": ["9.9.9.0/24"]}`, "a.example.com:443 9.9.9.9:22", "b.example.com:443"},
+		{`{"allowNet": ["a.example.com:8443"]}`, "a.example.com:8443", "a.example.com:443"},
+		{`{"allowNet": []}`, "a.example.com:443", ""},
+		{`{"permissions": {"default": {"net": ["a.example.com"]}}}`, "a.example.com:443", "b.example.com:443"},
+		{`{"permissions": {"default": {"net": true}}}`, "a.example.com:443", ""},
+		{`{"permissions": {"default": {"net": false, "read": true}}}`, "", "a.example.com:443"},
+		{`{"permissions": {"default": {"net": []}}}`, "", "a.example.com:443"},
+		{`{"permissions": {"web": {"net": {"allow": true, "deny": ["a.example.com"]}}}}`, "b.example.com:443", "a.example.com:443"},
+		{`{"permissions": {"default": {"all": true}}}`, "a.example.com:443", ""},
+	} {
+		p, err := Import("", []byte(c.content))
+		checkImport(t, c.content, p, err, c.allow, c.deny)
+	}
+	for content, form := range map[string]string{
+		`{"allowedDomains": ["a.example.com"]}`: "", `{}`: "", `{"mode":"custom","allowNet":[]}`: "", `[]`: "", `x`: "",
+		`{"networkPolicy": {"networkPolicy": {}}}`: "vercel", `{"permissions":{"a":{},"b":{}}}`: "deno", `{"imports":{}}`: "deno",
+		`{"permissions": {"default": {"net": "x"}}}`: "deno", `"deny-all"`: "other",
+	} {
+		if _, err := Import(form, []byte(content)); berm.KindOf(err) != berm.Invalid {
+			t.Errorf("%s: %v", content, err)
+		}
+	}
+}
+
+func FuzzImport(f *testing.F) {
+	for _, s := range []string{
+		`{"network": {"allowedDomains": ["a.example.com", "*.b.example.com:443"], "deniedDomains": ["*:22"]}}`, `"deny-all"`,
+		`{"networkPolicy": {"allow": {"a.example.com": []}, "subnets": {"deny": ["9.9.9.0/24"]}}}`, `{"allowNet": ["[2606::1]:80"]}`,
+		`{"permissions": {"default": {"net": {"allow": true, "deny": ["a.example.com"]}}}}`,
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, content string) {
+		p, err := Import("", []byte(content))
+		if err != nil {
+			return
+		}
+		if _, err := DecodeYAML("p", p.YAML()); err != nil {
+			t.Fatalf("%v\n%s", err, p.YAML())
+		}
+	})
+}

@@ -1,15 +1,102 @@
 package policy
 
 import (
+	"encoding/json"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+
+	"github.com/berm-sandbox/berm"
 )
 
 // Denial is something that was denied, as far as a rule could change it.
 type Denial struct {
 	Verdict Verdict
 	Request *Request // nil when it was a flow
+}
+
+// ParseDenial reads a denial as services tell it and logs keep it, and the sandbox whose it is
+// if that is said: a line of an audit log, or of berm net log --json. It says false when the
+// line tells of something else.
+func ParseDenial(line []byte) (d Denial, sandbox berm.SandboxID, ok bool) {
+	type event struct {
+		Kind, Name, Address, Protocol, Action, Rule, Method, Path string
+
+		Port   uint16
+		Reason Reason
+	}
+	var l struct {
+		event
+		Sandbox berm.SandboxID
+		Data    event
+	}
+	if len(line) > maxDocument || json.Unmarshal(line, &l) != nil {
+		return Denial{}, "", false
+	}
+	e := l.event
+	if l.Data.Kind != "" {
+		e = l.Data
+	}
+	if e.Kind != "flow" && e.Kind != "dns" && e.Kind != "http" || Action(e.Action) != Deny {
+		return Denial{}, "", false
+	}
+	to := e.Name
+	if to == "" {
+		to = e.Address
+	}
+	host, err := ParseHost(to)
+	if err != nil {
+		return Denial{}, "", false
+	}
+	d.Verdict = Verdict{Action: Deny, Reason: e.Reason, Rule: e.Rule, Flow: Flow{Host: host, Port: e.Port, Proto: TCP}}
+	if Proto(e.Protocol) == UDP {
+		d.Verdict.Flow.Proto = UDP
+	}
+	if e.Kind == "http" {
+		d.Request = &Request{Method: e.Method, Target: e.Path}
+	}
+	return d, l.Sandbox, true
+}
+
+// Extend returns a policy that allows what was denied too, and the ids of the rules that are
+// new or were changed: requests are added to what their rule allows, the rest is what Learn
+// drafts, after the rules that there are.
+func (p *Policy) Extend(denials []Denial) (*Policy, []string) {
+	extended, changed := *p, []string{}
+	extended.Rules = slices.Clone(p.Rules)
+	var flows []Denial
+	ofRules := map[string][]Denial{}
+	for _, d := range denials {
+		i := slices.IndexFunc(extended.Rules, func(r Rule) bool { return r.ID == d.Verdict.Rule })
+		if d.Request != nil && i >= 0 && extended.Rules[i].HTTP != nil {
+			ofRules[d.Verdict.Rule] = append(ofRules[d.Verdict.Rule], d)
+		} else {
+			flows = append(flows, d)
+		}
+	}
+	for i := range extended.Rules {
+		r := &extended.Rules[i]
+		var more []Match
+		for _, drafted := range Learn(ofRules[r.ID]) {
+			if drafted.HTTP != nil {
+				more = append(more, drafted.HTTP.Allow...)
+			}
+		}
+		if len(more) > 0 {
+			r.HTTP = &HTTP{Allow: append(slices.Clone(r.HTTP.Allow), more...), Deny: r.HTTP.Deny}
+			changed = append(changed, r.ID)
+		}
+	}
+	for _, r := range Learn(flows) {
+		id := r.ID
+		for n := 2; slices.ContainsFunc(extended.Rules, func(other Rule) bool { return other.ID == r.ID }); n++ {
+			r.ID = id + "-" + strconv.Itoa(n)
+		}
+		extended.Rules = append(extended.Rules, r)
+		changed = append(changed, r.ID)
+	}
+	return &extended, changed
 }
 
 // Learn drafts the rules that would allow what was denied: exact names and ports, the
@@ -29,14 +116,20 @@ func Learn(denials []Denial) []Rule {
 	drafts := map[key]*draft{}
 	for _, d := range denials {
 		v := d.Verdict
-		if v.Action != Deny || !slices.Contains(learnable, v.Reason) {
+		if v.Action != Deny || !slices.Contains(learnable, v.Reason) || !v.Flow.Host.nameable() {
+			continue
+		}
+		// The end of a flow whose requests were denied says nothing of them.
+		if d.Request == nil && (v.Reason == ReasonMethod || v.Reason == ReasonPath) {
 			continue
 		}
 		k := key{v.Flow.target(), v.Flow.Proto}
 		if drafts[k] == nil {
 			drafts[k] = &draft{v, map[uint16]bool{}, map[string]map[string]bool{}}
 		}
-		drafts[k].ports[v.Flow.Port] = true
+		if v.Flow.Port != 0 { // else a name that was asked for: the ports of the web
+			drafts[k].ports[v.Flow.Port] = true
+		}
 		if d.Request == nil {
 			continue
 		}

@@ -26,6 +26,10 @@ func (h Host) Name() string { return h.name }
 // Addr is the address, not valid for a name.
 func (h Host) Addr() netip.Addr { return h.addr }
 
+// nameable says whether a rule can name the host: a name of one label could be that of a
+// group, and is what a search list makes of it.
+func (h Host) nameable() bool { return h.name == "" || strings.Contains(h.name, ".") }
+
 func (h Host) String() string {
 	if h.name != "" {
 		return h.name
