@@ -41,6 +41,10 @@ func bindings(c egress.Credential) ([]credential.Binding, error) {
 	b := credential.Binding{
 		ID: c.Name, Service: c.Service, Secret: scheme + c.Name, Methods: c.Methods, Paths: c.Paths, Env: c.Env, Prefix: c.Prefix, User: c.User,
 	}
+	b.Endpoint, b.URL = c.Endpoint, c.URL
+	if c.Swap {
+		b.Mode = credential.Swap
+	}
 	var err error
 	if b.Hosts, b.Ports, err = places(c); err != nil {
 		return nil, err
@@ -61,7 +65,7 @@ func bindings(c egress.Credential) ([]credential.Binding, error) {
 		b.User = "__token__" // whom PyPI takes with any token
 	}
 	git := b
-	git.Kind, git.Service, git.Env, git.Paths, git.Methods = credential.Git, "", "", nil, nil
+	git.Kind, git.Mode, git.Service, git.Env, git.Paths, git.Methods, git.Endpoint, git.URL = credential.Git, "", "", "", nil, nil, false, ""
 	git.Git = &credential.Rules{Repositories: c.Repositories, Push: c.Push}
 	if host := gitHosts[c.Service]; host != "" {
 		git.ID, git.Hosts, git.Name, git.Prefix = c.Name+"-git", []string{host}, "", ""

@@ -75,6 +75,7 @@ type sandbox struct {
 	credentials *credential.Set
 	known       map[string]bool     // names that a policy may use for them
 	attach      []egress.Attachment // by which the policy has their hosts looked into
+	endpoints   []egress.Endpoint
 	ca          *inspect.CA
 	door        *net.UnixConn
 
@@ -140,7 +141,7 @@ func (x *sandbox) open(o egress.Order, door *os.File, hosts *address.Hosts) (_ e
 	}
 	cu.Release()
 	go x.enter()
-	return egress.Answer{Done: true, Warnings: warnings, Trust: trust, Attach: x.attach, Env: x.credentials.Env("")}, nil
+	return egress.Answer{Done: true, Warnings: warnings, Trust: trust, Attach: x.attach, Env: x.credentials.Env(egress.EndpointName), Endpoints: x.endpoints}, nil
 }
 
 // bind takes the secrets.
@@ -168,6 +169,9 @@ func (x *sandbox) bind(o egress.Order) error {
 	for _, bound := range x.credentials.Bindings() {
 		x.attach = append(x.attach, egress.Attachment{Credential: bound.ID, Hosts: bound.Hosts})
 		x.known[bound.ID] = true
+		if bound.Endpoint {
+			x.endpoints = append(x.endpoints, egress.Endpoint{Name: egress.EndpointName(bound.ID), Host: bound.Hosts[0], Port: bound.Ports[0]})
+		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -25,6 +26,7 @@ type flow struct {
 	sandbox *sandbox
 	host    policy.Host
 	port    uint16
+	inside  string       // the endpoint by whose name the sandbox reaches it
 	found   []netip.Addr // by the network service
 	proxy   *inspect.Proxy
 }
@@ -52,8 +54,8 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 		return
 	}
 	host, err := policy.ParseHost(handed.Name)
-	f := &flow{sandbox: x, host: host, port: handed.Port, found: handed.Addresses}
-	if err != nil || host.Name() == "" || f.judge().Action != policy.Allow {
+	f := &flow{sandbox: x, host: host, port: handed.Port, inside: handed.Endpoint, found: handed.Addresses}
+	if err != nil || host.Name() == "" || f.inside != "" && !x.serves(handed) || f.judge().Action != policy.Allow {
 		conn.Close()
 		return
 	}
@@ -71,10 +73,15 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 	go f.serve(conn)
 }
 
+// serves says whether a connection is to one of the endpoints, and to what that stands for.
+func (x *sandbox) serves(handed egress.Flow) bool {
+	return slices.Contains(x.endpoints, egress.Endpoint{Name: handed.Endpoint, Host: handed.Name, Port: handed.Port})
+}
+
 func (f *flow) serve(conn net.Conn) {
 	x := f.sandbox
 	defer x.ending.Done()
-	err := f.proxy.Serve(conn, inspect.Flow{Name: f.host.Name(), Port: f.port})
+	err := f.proxy.Serve(conn, inspect.Flow{Name: f.host.Name(), Port: f.port, Endpoint: f.inside})
 	f.proxy.Close()
 	x.mu.Lock()
 	delete(x.live, f)
@@ -155,7 +162,7 @@ type attacher struct{ credentials *credential.Set }
 
 func (a attacher) Attach(r inspect.Request, _ inspect.Verdict, out *http.Request) (inspect.Filter, error) {
 	f := credential.Flow{Name: r.Flow.Name, Port: r.Flow.Port}
-	if r.Scheme == "https" { // the proxy takes no other name in the hello
+	if r.Scheme == "https" { // the proxy takes no other name in the hello, and an endpoint has one
 		f.SNI = r.Flow.Name
 	}
 	filter, err := a.credentials.Attach(f, out)

@@ -5,6 +5,7 @@ import (
 	"crypto/subtle"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"slices"
@@ -18,8 +19,7 @@ type Flow struct {
 	// Name is what the flow goes to, in canonical form, as the policy allowed it.
 	Name string
 	Port uint16
-	// SNI is the name in the ClientHello. A reverse endpoint, which has no TLS inside, sets it
-	// to the name that it stands for.
+	// SNI is the name in the ClientHello, or the one that an endpoint without TLS stands for.
 	SNI string
 }
 
@@ -433,10 +433,9 @@ func (g *guarded) Read(p []byte) (int, error) {
 
 func (g *guarded) Close() error { return g.body.Close() }
 
-// Env returns the variables for inside: placeholders, base URLs, git's configuration.
-// endpoint is the URL of the reverse endpoints, such as http://broker.internal; without it
-// there are no base URLs.
-func (s *Set) Env(endpoint string) map[string]string {
+// Env returns the variables for inside: placeholders, base URLs, git's configuration. The
+// endpoint of a binding is host(its id).
+func (s *Set) Env(host func(id string) string) map[string]string {
 	env := map[string]string{}
 	var git []string
 	st := s.state.Load()
@@ -454,15 +453,10 @@ func (s *Set) Env(endpoint string) map[string]string {
 				}
 			}
 		}
-		if endpoint == "" {
-			continue
-		}
-		for name, value := range services[b.Service].variables(endpoint, b.ID) {
-			env[name] = value
+		if b.Endpoint {
+			maps.Copy(env, b.variables(host(b.ID)))
 		}
 	}
-	for name, value := range gitEnv(git) {
-		env[name] = value
-	}
+	maps.Copy(env, gitEnv(git))
 	return env
 }

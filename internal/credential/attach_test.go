@@ -280,7 +280,7 @@ func TestSwap(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r := newRig()
 			s := r.open(t, swap(c.binding))
-			p := s.Env("")["API_TOKEN"]
+			p := s.Env(host)["API_TOKEN"]
 			out := request(t, "GET", "https://api.test/v1/things", "")
 			c.set(out, p)
 			before := map[string]bool{}
@@ -460,7 +460,7 @@ func TestAmbiguous(t *testing.T) {
 	b.Kind, b.Env = Bearer, "OTHER_TOKEN"
 	s = r.open(t, a, b)
 	out := request(t, "GET", "https://api.test/v1/x", "")
-	out.Header.Set("Authorization", "Bearer "+s.Env("")["OTHER_TOKEN"])
+	out.Header.Set("Authorization", "Bearer "+s.Env(host)["OTHER_TOKEN"])
 	if _, err := s.Attach(apiFlow, out); err != nil || out.Header.Get("Authorization") != "Bearer "+otherSecret {
 		t.Error(out.Header, err)
 	}
@@ -484,7 +484,7 @@ func TestPlaceholderOfAnotherBinding(t *testing.T) {
 	attach := bearer
 	attach.Env = "KEY"
 	s := r.open(t, attach, other)
-	env := s.Env("")
+	env := s.Env(host)
 	for name, c := range map[string]struct {
 		value string
 		want  Reason
@@ -644,7 +644,7 @@ func TestRevocation(t *testing.T) {
 	keep := bearer
 	keep.ID, keep.Hosts = "keep", []string{"keep.test"}
 	s := r.open(t, swap(bearer), keep)
-	p := s.Env("")["API_TOKEN"]
+	p := s.Env(host)["API_TOKEN"]
 	send := func(host string) (*http.Request, error) {
 		out := request(t, "GET", "https://"+host+"/v1/x", "")
 		if host == "api.test" {
@@ -682,7 +682,7 @@ func TestRevocation(t *testing.T) {
 		t.Error(err)
 	}
 	out = request(t, "GET", "https://any.test/", "")
-	out.SetBasicAuth("user", again.Env("")["API_TOKEN"])
+	out.SetBasicAuth("user", again.Env(host)["API_TOKEN"])
 	if _, err := s.Attach(Flow{"any.test", 443, "any.test"}, out); !errors.As(err, &refusal) || refusal.Reason != Misuse {
 		t.Error(err)
 	}
@@ -700,7 +700,7 @@ func TestRevocation(t *testing.T) {
 func TestUpdate(t *testing.T) {
 	r := newRig()
 	s := r.open(t, swap(bearer))
-	p := s.Env("")["API_TOKEN"]
+	p := s.Env(host)["API_TOKEN"]
 	out := request(t, "GET", "https://api.test/v1/x", "")
 	out.Header.Set("Authorization", "Bearer "+p)
 	if _, err := s.Attach(apiFlow, out); err != nil {
@@ -754,6 +754,11 @@ func TestInvalidBindings(t *testing.T) {
 		"env":               func(b *Binding) { b.Env = "A B" },
 		"shape":             func(b *Binding) { b.Shape = "x" },
 		"service":           func(b *Binding) { b.Service = "x" },
+		"endpoint nowhere":  func(b *Binding) { b.Endpoint = true },
+		"URL of none":       func(b *Binding) { b.URL = "X_URL" },
+		"odd URL":           func(b *Binding) { b.Endpoint, b.URL = true, "X URL" },
+		"odd endpoint":      func(b *Binding) { b.Endpoint, b.URL, b.ID = true, "X_URL", "-a" },
+		"wild endpoint":     func(b *Binding) { b.Endpoint, b.URL, b.Hosts = true, "X_URL", []string{"*.api.test"} },
 		"reflected field":   func(b *Binding) { b.Kind, b.Name = Header, "x-forwarded-token" },
 		"user agent":        func(b *Binding) { b.Kind, b.Name = Header, "User-Agent" },
 		"host field":        func(b *Binding) { b.Kind, b.Name = Header, "Host" },
@@ -883,7 +888,7 @@ func TestSecretsStayOutside(t *testing.T) {
 	two := Binding{ID: "two", Kind: JSON, Name: "/k", Secret: "secret:other", Hosts: []string{"other.test"}, Mode: Swap, Env: "OTHER", Response: Block}
 	three := Binding{ID: "three", Kind: Cookie, Name: "sid", Secret: "secret:token", Hosts: []string{"other.test"}}
 	s := r.open(t, one, two, three)
-	env := s.Env("")
+	env := s.Env(host)
 	texts := []string{env["API_TOKEN"], env["OTHER"], "x", tokenSecret, otherSecret, ""}
 	var sentWith int
 	for range 1000 {
@@ -1030,7 +1035,7 @@ func BenchmarkAttach(b *testing.B) {
 				binding = swap(bearer)
 			}
 			s := r.open(b, binding)
-			p := s.Env("")["API_TOKEN"]
+			p := s.Env(host)["API_TOKEN"]
 			header := http.Header{
 				"Accept": {"application/json"}, "User-Agent": {"OpenAI/Python 1.2.3 (linux; x86_64)"}, "X-Stainless-Lang": {"python"}, "X-Stainless-Os": {"Linux"},
 				"Content-Type": {"application/json"}, "Accept-Encoding": {"gzip, deflate, br"}, "Cookie": {"a=b; c=d"}, "Authorization": {"Bearer " + p},

@@ -80,9 +80,12 @@ type Binding struct {
 	Env   string `json:"env,omitempty"`
 	Shape string `json:"shape,omitempty"` // of the placeholder; see Shapes
 	Git   *Rules `json:"git,omitempty"`
-	// Service names an SDK whose base URL leads to this binding by a reverse endpoint; see
-	// Services.
+	// Service names an API whose host, place for the key and variables are known; see Services.
 	Service string `json:"service,omitempty"`
+	// Endpoint gives clients a base URL without TLS inside, which stands for the first host:
+	// in the variable URL, and in those of the service.
+	Endpoint bool   `json:"endpoint,omitempty"`
+	URL      string `json:"url,omitempty"`
 }
 
 // normal returns the binding with its defaults, or what is wrong with it.
@@ -139,8 +142,14 @@ func (b Binding) normal() (Binding, error) {
 		return b, invalid("the user has a character that it cannot have")
 	case b.MaxUses < 0:
 		return b, invalid("maxUses is negative")
-	case b.Env != "" && !isVariable(b.Env):
-		return b, invalid("%s is no name of a variable", quote(b.Env))
+	case b.Env != "" && !isVariable(b.Env), b.URL != "" && !isVariable(b.URL):
+		return b, invalid("%s is no name of a variable", quote(b.Env+b.URL))
+	case b.URL != "" && !b.Endpoint:
+		return b, invalid("a variable for a URL is for an endpoint")
+	case b.Endpoint && b.URL == "" && len(services[b.Service].urls) == 0:
+		return b, invalid("its endpoint is in no variable")
+	case b.Endpoint && (len(b.ID) > 63 || strings.Trim(b.ID, "-") != b.ID):
+		return b, invalid("the id of one with an endpoint is a part of a name: at most 63 bytes, without - at an end")
 	case len(b.Hosts) == 0:
 		return b, invalid("it names no host")
 	}
@@ -165,8 +174,8 @@ func (b Binding) normal() (Binding, error) {
 			return b, invalid("%w", err)
 		}
 	}
-	if b.Service != "" && (strings.HasPrefix(b.Hosts[0], "*") || strings.HasPrefix(b.Hosts[0], "!")) {
-		return b, invalid("the first host of a service is the one that its base URL stands for, and no pattern")
+	if b.Endpoint && (strings.HasPrefix(b.Hosts[0], "*") || strings.HasPrefix(b.Hosts[0], "!")) {
+		return b, invalid("the first host is the one that the endpoint stands for, and no pattern")
 	}
 	return b, nil
 }

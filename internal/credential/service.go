@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// service is an API whose clients take its base URL from the environment.
+// service is an API that is known, whose clients take its base URL from the environment.
 type service struct {
 	host string
 	kind Kind
 	name string // of the field
 	base string // what the base URL has after the host
 	urls []string
-	// more are further variables; {} stands for the reverse endpoint's host.
+	// more are further variables; {} stands for the endpoint's host.
 	more map[string]string
 	env  string // the variable of the key
 	form string // shape of the key
@@ -51,14 +51,14 @@ func (s service) fill(b Binding) Binding {
 	return b
 }
 
-// variables has the service's clients send what they send to the reverse endpoint of a
-// binding. The zero service has none.
-func (s service) variables(endpoint, binding string) map[string]string {
-	env := map[string]string{}
-	for _, name := range s.urls {
-		env[name] = endpoint + "/" + binding + s.base
+// variables have clients send what is for the binding to its endpoint, the host.
+func (b Binding) variables(host string) map[string]string {
+	s, env := services[b.Service], map[string]string{}
+	for _, name := range append(slices.Clone(s.urls), b.URL) {
+		if name != "" {
+			env[name] = "http://" + host + s.base
+		}
 	}
-	_, host, _ := strings.Cut(endpoint, "://")
 	for name, value := range s.more {
 		env[name] = strings.ReplaceAll(value, "{}", host)
 	}

@@ -12,79 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
-// Credential is one for the command's requests, whose secret is read when the command runs.
-type Credential struct {
-	egress.Credential
-	Source string // env:NAME or file:PATH
-}
-
-const credentialHint = "write NAME=env:VARIABLE or NAME=file:PATH, for a service that is known by its name, as github=env:GITHUB_TOKEN, or with ,host=api.example.com"
-
-// ParseCredential reads NAME=SOURCE[,KEY=VALUE...]. Kind: Invalid. What does not read may be
-// a secret in the wrong place, so the error does not repeat it.
-func ParseCredential(text string) (Credential, error) {
-	var c Credential
-	head, options, more := strings.Cut(text, ",")
-	var ok bool
-	if c.Name, c.Source, ok = strings.Cut(head, "="); !ok || c.Name == "" || strings.Trim(c.Name, "abcdefghijklmnopqrstuvwxyz0123456789-") != "" {
-		return c, berm.Errorf(berm.Invalid, "a credential begins with its name, of a-z, 0-9 and -").WithHint(credentialHint)
-	}
-	invalid := func(format string, args ...any) (Credential, error) {
-		return c, berm.Errorf(berm.Invalid, "credential "+c.Name+": "+format, args...).WithHint(credentialHint)
-	}
-	if scheme, name, _ := strings.Cut(c.Source, ":"); scheme != "env" && scheme != "file" || name == "" {
-		return invalid("it does not say where its secret is")
-	}
-	places, git := 0, false
-	for option := range strings.SplitSeq(options, ",") {
-		if !more {
-			break
-		}
-		key, value, _ := strings.Cut(option, "=")
-		if value == "" {
-			return invalid("%q has no value", key)
-		}
-		one := map[string]*string{"service": &c.Service, "header": &c.Header, "prefix": &c.Prefix, "user": &c.User, "cookie": &c.Cookie, "query": &c.Query, "env": &c.Env}
-		many := map[string]*[]string{"host": &c.Hosts, "method": &c.Methods, "path": &c.Paths, "repo": &c.Repositories, "push": &c.Push}
-		switch key {
-		case "header", "user", "cookie", "query":
-			places++
-		case "repo", "push":
-			git = true
-		}
-		switch to, list := one[key], many[key]; {
-		case list != nil:
-			*list = append(*list, value)
-		case to == nil:
-			return invalid("there is no option %q", key)
-		case *to != "":
-			return invalid("%s is there twice", key)
-		default:
-			*to = value
-		}
-	}
-	if len(c.Hosts) == 0 && c.Service == "" {
-		c.Service = c.Name
-	}
-	switch {
-	case places > 1:
-		return invalid("it has one place of header, user, cookie and query")
-	case c.Prefix != "" && c.Header == "":
-		return invalid("a prefix is for a header")
-	case git && c.Service == "" && (c.Header+c.Cookie+c.Query != "" || len(c.Paths)+len(c.Methods) > 0 || c.Env != ""):
-		return invalid("repo and push are for git alone, which has a user at most")
-	}
-	if c.Header != "" && c.Prefix != "" && !strings.HasSuffix(c.Prefix, " ") && strings.EqualFold(c.Header, "Authorization") {
-		c.Prefix += " " // RFC 9110: the scheme and the credentials are two words
-	}
-	return c, nil
-}
-
 // read returns the credential with its secret.
-func (c Credential) read(environ []string) (egress.Credential, error) {
+func read(c preset.Credential, environ []string) (egress.Credential, error) {
 	scheme, name, _ := strings.Cut(c.Source, ":")
 	var value []byte
 	var err error
@@ -146,7 +79,7 @@ type broker struct {
 // command's environment; nil when there are none.
 func (o *online) startBroker(r *Request, policy egress.Policy) (_ *broker, err error) {
 	n := o.task.Network
-	if len(n.Credentials) == 0 {
+	if len(r.Grant.Credentials) == 0 {
 		return nil, nil
 	}
 	var credentials []egress.Credential
@@ -155,12 +88,21 @@ func (o *online) startBroker(r *Request, policy egress.Policy) (_ *broker, err e
 			clear(c.Value)
 		}
 	}()
-	for _, c := range n.Credentials {
-		full, err := c.read(o.task.Environ)
-		if err != nil {
+	var missing []string // sources of which one would do
+	for _, c := range r.Grant.Credentials {
+		full, err := read(c, o.task.Environ)
+		switch {
+		case err != nil && c.Optional && berm.KindOf(err) == berm.NotFound:
+			missing = append(missing, c.Source)
+		case err != nil:
 			return nil, err
+		default:
+			credentials = append(credentials, full)
 		}
-		credentials = append(credentials, full)
+	}
+	if len(credentials) == 0 {
+		return nil, berm.Errorf(berm.NotFound, "the preset %s has no key to keep: there is none of %s", r.Grant.Preset, strings.Join(missing, ", ")).
+			WithHint("--cred gives requests one from elsewhere; a log-in in a file stays with --keyless outside")
 	}
 	ours, theirs, err := egress.Pair()
 	if err != nil {

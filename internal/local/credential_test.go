@@ -3,7 +3,6 @@ package local
 import (
 	"os"
 	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -11,29 +10,6 @@ import (
 	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
-
-func TestParseCredential(t *testing.T) {
-	for text, want := range map[string]Credential{
-		"github=env:GITHUB_TOKEN":             {egress.Credential{Name: "github", Service: "github"}, "env:GITHUB_TOKEN"},
-		"work=file:/a,service=openai,env=KEY": {egress.Credential{Name: "work", Service: "openai", Env: "KEY"}, "file:/a"},
-		"api=env:A,host=a.example,host=b.example:8443,header=Authorization,prefix=Token,method=GET,path=/v1/**": {egress.Credential{
-			Name: "api", Hosts: []string{"a.example", "b.example:8443"}, Header: "Authorization", Prefix: "Token ", Methods: []string{"GET"}, Paths: []string{"/v1/**"}}, "env:A"},
-		"git=env:A,host=git.example,user=me,repo=a/b,push=refs/heads/x": {egress.Credential{
-			Name: "git", Hosts: []string{"git.example"}, User: "me", Repositories: []string{"a/b"}, Push: []string{"refs/heads/x"}}, "env:A"},
-	} {
-		if c, err := ParseCredential(text); err != nil || !reflect.DeepEqual(c, want) {
-			t.Errorf("%s: %+v, %v", text, c, err)
-		}
-	}
-	for _, text := range []string{
-		"", "a", "=env:A", "A=env:A", "a=A", "a=env:", "a=secret:A", "a=env:A,", "a=env:A,host", "a=env:A,host=", "a=env:A,what=x", "a=env:A,env=B,env=C",
-		"a=env:A,host=h,cookie=c,query=q", "a=env:A,host=h,prefix=p", "a=env:A,host=h,repo=a/b,header=X",
-	} {
-		if c, err := ParseCredential(text); err == nil {
-			t.Errorf("%q: %+v", text, c)
-		}
-	}
-}
 
 func TestReadCredential(t *testing.T) {
 	dir := t.TempDir()
@@ -49,7 +25,7 @@ func TestReadCredential(t *testing.T) {
 		"env:A": "value", "file:" + good: "value",
 		"env:B": "", "env:C": "", "file:" + empty: "", "file:" + long: "", "file:" + dir: "", "file:" + dir + "/none": "", "file:/dev/zero": "",
 	} {
-		c, err := Credential{Source: source}.read([]string{"A=value", "B="})
+		c, err := read(preset.Credential{Source: source}, []string{"A=value", "B="})
 		if string(c.Value) != want || (err == nil) != (want != "") {
 			t.Errorf("%s: %q, %v", source, c.Value, err)
 		}

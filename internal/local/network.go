@@ -24,9 +24,8 @@ type Network struct {
 	Open   []string // ranges of special addresses that the policy may name
 	// Start starts the network service; nil when this program has none.
 	Start func() (*net.UnixConn, error)
-	// Credentials are what requests get that the command must not have. StartBroker starts the
-	// process that holds them; nil when this program has none.
-	Credentials []Credential
+	// StartBroker starts the process that holds what requests get and the command must not have;
+	// nil when this program has none.
 	StartBroker func() (*net.UnixConn, error)
 }
 
@@ -48,7 +47,7 @@ type online struct {
 
 // doOnline is do with the task's network.
 func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Result, error) {
-	if !r.Network && len(t.Network.Credentials) > 0 {
+	if !r.Network && len(r.Grant.Credentials) > 0 {
 		return Result{}, berm.Errorf(berm.Invalid, "the command has credentials, and a network on which it could use none").
 			WithHint("a credential allows no host: add --allow HOST, or --policy; --network host has no place for it")
 	}
@@ -76,11 +75,12 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 		return Result{}, err
 	}
 	var network *os.File
+	var endpoints []egress.Endpoint
 	if broker != nil {
 		defer broker.Close()
-		network, policy.Attach = broker.network, broker.Attach
+		network, policy.Attach, endpoints = broker.network, broker.Attach, broker.Endpoints
 	}
-	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, network, o.event)
+	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, network, endpoints, o.event)
 	if broker != nil {
 		network.Close()
 		trust = broker.Trust

@@ -64,6 +64,13 @@ func begin(t *Task, r *Request) *records {
 		policy := t.Network.Policy
 		policy.Entries = slices.Concat(policy.Entries, r.Grant.Allow)
 		data["network"], data["policy"], data["open"] = "policy", policy, t.Network.Open
+		var credentials []string
+		for _, c := range r.Grant.Credentials {
+			credentials = append(credentials, c.String())
+		}
+		if len(credentials) > 0 {
+			data["credentials"] = credentials
+		}
 	}
 	go func() {
 		j.begun <- audit.Append(j.path, j.record(audit.SandboxCreate, audit.OK, "", data))

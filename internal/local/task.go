@@ -35,6 +35,7 @@ type Task struct {
 	Dir     string // the project; "" is the working directory
 	Preset  string // "" is the one that the configuration names
 	Rights  preset.Rights
+	Keyless bool     // the preset's program gets no key: its requests do
 	Environ []string // of the host, from which the sandbox gets what its rights name
 	Streams [3]*os.File
 	Signals <-chan os.Signal
@@ -80,7 +81,7 @@ func Prepare(t *Task) (*Request, error) {
 	if err := checkPlace(place); err != nil {
 		return nil, err
 	}
-	grant, err := preset.Resolve(preset.Request{Place: place, Config: t.Config, Preset: t.Preset, Flags: t.Rights, Environ: t.Environ, NoToolchain: t.Template != nil})
+	grant, err := preset.Resolve(preset.Request{Place: place, Config: t.Config, Preset: t.Preset, Flags: t.Rights, Keyless: t.Keyless, Environ: t.Environ, NoToolchain: t.Template != nil})
 	if err != nil {
 		return nil, err
 	}

@@ -80,6 +80,85 @@ true`,
 	})
 }
 
+// In mode swap a request gets the secret where the placeholder was sent, and nothing
+// otherwise. An endpoint takes plain HTTP inside, and TLS leads on.
+func TestCredentialSwapAndEndpoint(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		r := p.sh(`exec 2>&1
+echo bare $(curl -sS https://api.example/hash)
+echo other $(curl -sS -H "Authorization: Bearer mine" https://api.example/hash)
+echo swapped $(curl -sS -H "Authorization: Bearer $API_TOKEN" https://api.example/hash)
+echo url $API_URL
+echo endpoint $(curl -sS -H "Authorization: Bearer $API_TOKEN" $API_URL/hash)
+echo echo $(curl -sS -H "Authorization: Bearer $API_TOKEN" $API_URL/echo)
+echo redirect $(curl -sSL $API_URL/redirect)
+echo path $(curl -sS -H "Authorization: Bearer $API_TOKEN" "$API_URL/?key=$API_TOKEN")
+echo host $(curl -sS -H "Host: api.example" $API_URL/hash)
+curl -sSm5 https://api.broker.internal || echo tls refused
+curl -sSm5 $API_URL:8080 || echo port refused
+true`, "--allow", "api.example", "--open", opened, "--cred", bound+",swap,endpoint=API_URL")
+		for _, want := range []string{
+			"bare " + authorised("") + "\n", "other " + authorised("Bearer mine") + "\n", "swapped " + authorised("Bearer "+secret) + "\n",
+			"url http://api.broker.internal\n", "endpoint " + authorised("Bearer "+secret) + "\n", "<Bearer " + strings.Repeat("*", len(secret)) + ">\n",
+			"redirect GET api.example /next\n", "tls refused\n", "port refused\n",
+		} {
+			if !strings.Contains(r.stdout, want) {
+				t.Errorf("no %q in %v", want, r)
+			}
+		}
+		for line := range strings.Lines(r.stdout) {
+			what, answer, _ := strings.Cut(line, " ")
+			if reason := map[string]string{"path": "credential_misuse", "host": "authority_mismatch"}[what]; !strings.Contains(answer, reason) {
+				t.Errorf("%s: %q", what, answer)
+			}
+		}
+		if strings.Contains(r.stdout+r.stderr, secret) {
+			t.Errorf("it is told: %v", r)
+		}
+	})
+}
+
+// A preset brings credentials, of which a project can take some away; what they are can be
+// looked at without running anything, and holds no secret.
+func TestPresetCredentials(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		p.mkdir(".config")
+		p.mkdir(".config/berm")
+		p.write(".config/berm/config.yaml", `version: 1
+presets:
+  mine:
+    allow: [api.example]
+    cred: ["`+bound+`"]
+    keyless: {cred: ["first=env:NONE,host=api.example,env=FIRST,swap", "second=env:REAL_TOKEN,host=api.example,env=SECOND,swap"]}
+`)
+		p.sh(`test "$(curl -sS https://api.example/hash)" = `+authorised("Bearer "+secret), "--preset", "mine", "--open", opened).exits(0)
+		// Both are for the field: which is meant is seen from what is sent.
+		p.sh(`test "$FIRST" = "" && test "$(curl -sS -H "Authorization: Bearer $SECOND" https://api.example/hash)" = `+authorised("Bearer "+secret),
+			"--preset", "mine", "--keyless", "--cred=-api", "--open", opened).exits(0)
+		for _, flag := range []string{"--json", "-q"} {
+			r := p.berm("run", "--print-policy", flag, "--preset", "mine", "--keyless", "--", "true")
+			for _, want := range []string{"api (env:REAL_TOKEN, for api.example, placeholder in API_TOKEN)", "second (env:REAL_TOKEN"} {
+				if !strings.Contains(r.stdout, want) {
+					t.Errorf("no %q in %v", want, r)
+				}
+			}
+			if strings.Contains(r.stdout+r.stderr, secret) {
+				t.Errorf("it is told: %v", r)
+			}
+		}
+		p.write("project/berm.yaml", "version: 1\ncred: [-api, extra]\n")
+		p.sh(`test "$(curl -sSk https://api.example/hash)" = `+authorised(""), "--preset", "mine", "--open", opened).exits(0).
+			says("berm.yaml asks for the credential extra, which it cannot give itself: add --cred extra=SOURCE")
+		p.write("project/berm.yaml", "version: 1\ncred: [mine=env:REAL_TOKEN]\n")
+		r := p.sh("true", "--preset", "mine", "--open", opened)
+		if r.code != 125 || !strings.Contains(r.stderr, "berm.yaml:2: ") || !strings.Contains(r.stderr, "a project names no secret") {
+			t.Error(r)
+		}
+	})
+}
+
 // --env is obeyed, and what it does is told.
 func TestCredentialByEnv(t *testing.T) {
 	online(t, func(p *person) {
@@ -130,11 +209,16 @@ export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@example GIT_COMMITTER_NAME=a GIT_COM
 cd /tmp && git clone -q git@git.example:o/r.git && cd r && head -c 2000000 /dev/urandom >f && git add f && git commit -qm one &&
 git push -q origin HEAD:refs/heads/agent/x && echo pushed
 git push -q origin HEAD:refs/heads/main || echo refused
+git push -q origin HEAD:refs/heads/agent/two HEAD:refs/heads/main || echo both refused
+git push -q origin :refs/heads/agent/x || echo deletion refused
+git push -q ssh://git@git.example/o/other.git HEAD:refs/heads/agent/x || echo repository refused
+git ls-remote ssh://git.example/o/r.git | grep -c refs/heads/agent/x
+git ls-remote origin | grep -E 'two|main' || echo clean
 cd /tmp && git clone -q -b agent/x https://git.example/o/r.git again && cmp r/f again/f && echo same
 git ls-remote https://git.example/o/other.git || echo unknown`,
 			"--allow", "git.example", "--open", opened, "--cred", "git=env:REAL_TOKEN,host=git.example,repo=o/r,push=refs/heads/agent/*")
 		words := strings.Fields(r.stdout)
-		for _, want := range []string{"pushed", "refused", "same", "unknown"} {
+		for _, want := range []string{"pushed", "refused", "both", "deletion", "repository", "1", "clean", "same", "unknown"} {
 			if !slices.Contains(words, want) {
 				t.Errorf("no %q in %v", want, r)
 			}

@@ -157,6 +157,9 @@ func serve(authority string) error {
 		case "/hash":
 			fmt.Fprintf(w, "%x", sha256.Sum256([]byte(r.Header.Get("Authorization"))))
 			return
+		case "/redirect":
+			http.Redirect(w, r, "https://"+r.Host+"/next", http.StatusFound)
+			return
 		case "/echo":
 			w.Header().Set("Echo", r.Header.Get("Authorization"))
 			fmt.Fprintf(w, "<%s>", r.Header.Get("Authorization"))

@@ -53,7 +53,6 @@ type runFlags struct {
 	network     string
 	policy      string
 	open        []string
-	credentials []string
 	template    string
 	checkpoint  bool
 	printPolicy bool
@@ -134,7 +133,8 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVarP(&rights.Allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
 	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
 	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16; an address of this machine is opened only by itself")
-	flags.StringArrayVar(&f.credentials, "cred", nil, "let requests have a secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...], such as github=env:GITHUB_TOKEN")
+	flags.StringArrayVar(&rights.Credentials, "cred", nil, "let requests have a secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...], such as github=env:GITHUB_TOKEN")
+	flags.BoolVar(&f.task.Keyless, "keyless", false, "give the preset's program no key: its requests get it on their way")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
 	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
 	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
@@ -257,13 +257,6 @@ func (f *runFlags) networkOf(t *local.Task) error {
 		}
 		n.Policy.YAML, n.Policy.Source = content, f.policy
 	}
-	for _, text := range f.credentials {
-		c, err := local.ParseCredential(text)
-		if err != nil {
-			return cli.UsageError{Err: fmt.Errorf("--cred: %w", err)}
-		}
-		n.Credentials = append(n.Credentials, c)
-	}
 	service := func(start func(*os.File) (*net.UnixConn, error)) func() (*net.UnixConn, error) {
 		return func() (*net.UnixConn, error) {
 			program, err := Program()
@@ -311,6 +304,11 @@ func (f *runFlags) check(set func(flag string) bool) error {
 			return cli.UsageError{Err: fmt.Errorf("--allow %q: %w", a, err)}
 		}
 	}
+	for _, c := range r.Credentials {
+		if err := preset.CheckCredential(c); err != nil {
+			return cli.UsageError{Err: fmt.Errorf("--cred: %w", err)}
+		}
+	}
 	for flag, paths := range map[string][]string{"rw": r.ReadWrite, "ro": r.ReadOnly, "hide": r.Hide} {
 		for _, p := range paths {
 			if err := preset.CheckPath(p); err != nil {
@@ -352,13 +350,18 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	if f.json {
 		return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{
 			"preset": r.Grant.Preset, "workspace": r.Place.Workspace, "workspaceAccess": r.Grant.Workspace, "timeout": r.Grant.Timeout.String(),
-			"environment": variables(r.Env), "allow": r.Grant.Allow, "notices": r.Grant.Notices, "policy": p,
+			"environment": variables(r.Env), "allow": r.Grant.Allow, "credentials": credentials(r.Grant), "notices": r.Grant.Notices, "policy": p,
 		})
 	}
 	w := cmd.OutOrStdout()
 	style := terminal.StyleFor(w)
 	line := func(name, format string, args ...any) {
 		_, _ = fmt.Fprintf(w, "%s %s\n", style.Bold(fmt.Sprintf("%-12s", name)), terminal.Escape(fmt.Sprintf(format, args...)))
+	}
+	list := func(name string, lines []string) {
+		for i, text := range lines {
+			line(map[bool]string{true: name}[i == 0], "%s", text)
+		}
 	}
 	line("command", "%s", strings.Join(f.task.Argv, " "))
 	line("preset", "%s", r.Grant.Preset)
@@ -368,6 +371,7 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	if r.Network {
 		line("", "%s", strings.Join(r.Grant.Allow, " "))
 	}
+	list("credentials", credentials(r.Grant))
 	line("system calls", "profile %s: %d allowed, %d in part, others %s", p.Seccomp.Profile, len(p.Seccomp.Allowed), len(p.Seccomp.Rules), p.Seccomp.Default)
 	line("landlock", "%s", p.Landlock)
 	capabilities := "none"
@@ -377,16 +381,20 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	line("capabilities", "%s", capabilities)
 	line("environment", "%s", strings.Join(variables(r.Env), " "))
 	line("limits", "%s", limits(p.Limits, r.Grant.Timeout))
-	list := func(name string, lines []string) {
-		for i, text := range lines {
-			line(map[bool]string{true: name}[i == 0], "%s", text)
-		}
-	}
 	list("rlimits", p.Rlimits) // or less, where this process has less
 	list("mounts", p.Mounts)
 	line("hidden", "%s", strings.Join(p.Masked, " "))
 	line("devices", "%s", strings.Join(p.Devices, " "))
 	return nil
+}
+
+// credentials are what requests get, without their secrets.
+func credentials(g preset.Grant) []string {
+	list := make([]string, len(g.Credentials))
+	for i, c := range g.Credentials {
+		list[i] = c.String()
+	}
+	return list
 }
 
 // limits says what a command is held to.

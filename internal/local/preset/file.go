@@ -132,9 +132,15 @@ func parseConfig(path string, content []byte) (*Config, error) {
 				}
 				var r Rights
 				err := f.mapping(value, false, func(key string, value *yaml.Node) (bool, error) {
-					if key == "extends" {
+					switch key {
+					case "extends":
 						config.extends[name] = value.Line
 						return true, f.text(value, key, &r.Extends, nil)
+					case "cred":
+						return true, f.list(value, key, &r.Credentials, CheckCredential)
+					case "keyless":
+						r.Keyless = &Rights{}
+						return true, f.keyless(r.Keyless, value)
 					}
 					return f.right(&r, key, value)
 				})
@@ -154,7 +160,25 @@ func parseProject(path string, content []byte) (*Rights, error) {
 	if err != nil {
 		return nil, err
 	}
-	return r, f.mapping(root, true, func(key string, value *yaml.Node) (bool, error) { return f.right(r, key, value) })
+	return r, f.mapping(root, true, func(key string, value *yaml.Node) (bool, error) {
+		if key == "cred" {
+			return true, f.list(value, key, &r.Credentials, checkNamed)
+		}
+		return f.right(r, key, value)
+	})
+}
+
+// keyless reads what a preset says of running without a key.
+func (f file) keyless(r *Rights, node *yaml.Node) error {
+	return f.mapping(node, false, func(key string, value *yaml.Node) (bool, error) {
+		switch key {
+		case "cred":
+			return true, f.list(value, key, &r.Credentials, CheckCredential)
+		case "allow", "env", "hide":
+			return f.right(r, key, value)
+		}
+		return false, nil
+	})
 }
 
 // file reads the nodes of one YAML file. It walks them itself instead of decoding into a

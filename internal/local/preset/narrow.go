@@ -16,7 +16,7 @@ import (
 // the flag which gives it.
 func Narrow(grant Grant, project *Rights, place Place) Grant {
 	n := narrowing{grant, place}
-	n.Paths, n.Env, n.Notices = slices.Clone(grant.Paths), slices.Clone(grant.Env), slices.Clone(grant.Notices)
+	n.Paths, n.Env, n.Notices, n.Credentials = slices.Clone(grant.Paths), slices.Clone(grant.Env), slices.Clone(grant.Notices), slices.Clone(grant.Credentials)
 	if project == nil {
 		return n.Grant
 	}
@@ -49,13 +49,22 @@ func Narrow(grant Grant, project *Rights, place Place) Grant {
 	}
 	switch {
 	case project.Network == NetworkNone:
-		n.Network, n.Allow = NetworkNone, nil
+		n.Network, n.Allow, n.Credentials = NetworkNone, nil, nil
 	case project.Network != "" && project.Network != n.Network:
 		n.refuse("--network "+string(project.Network), "the network %s", project.Network)
 	}
 	for _, entry := range project.Allow {
 		if n.Network != NetworkHost && !slices.Contains(n.Allow, entry) {
 			n.refuse("--allow "+entry, "a network that reaches %s", entry)
+		}
+	}
+	for _, entry := range project.Credentials {
+		name, taken := strings.CutPrefix(entry, "-")
+		has := func(c Credential) bool { return c.Name == name }
+		if taken {
+			n.Credentials = slices.DeleteFunc(n.Credentials, has)
+		} else if n.Network != NetworkHost && !slices.ContainsFunc(n.Credentials, has) {
+			n.refuse("--cred "+entry+"=SOURCE", "the credential %s", entry)
 		}
 	}
 	if project.Checkpoint != nil {

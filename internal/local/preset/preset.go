@@ -68,6 +68,11 @@ type Rights struct {
 	Network    Network
 	Allow      []string // what may be reached through the network service; see CheckAllow
 	Checkpoint *bool
+	// Credentials are what requests get and the sandbox does not; see CheckCredential.
+	Credentials []string
+	// Keyless is added when the sandbox is to hold no key of its program's service: credentials,
+	// of which those are used whose secret there is, and what else that takes.
+	Keyless *Rights
 }
 
 // Grant is what one run gets.
@@ -82,7 +87,9 @@ type Grant struct {
 	Network    Network
 	Allow      []string // unless Network is the host's
 	Checkpoint bool     // keep the workspace as it was before each command
-	Notices    []string // what was asked for and not given, one sentence each
+	// Credentials are unless Network is the host's.
+	Credentials []Credential
+	Notices     []string // what was asked for and not given, one sentence each
 }
 
 // Place is where a run takes place. Both paths are absolute and free of symbolic links.

@@ -26,6 +26,7 @@ type Request struct {
 	Config  *Config  // nil: no configuration file
 	Preset  string   // "" leaves the choice to Config
 	Flags   Rights   // the command line, above everything else
+	Keyless bool     // with what the preset says of that
 	Environ []string // the caller's environment, from which the toolchain is found
 	// NoToolchain leaves out what every sandbox sees of the host: its root file system
 	// comes from a template.
@@ -43,7 +44,8 @@ const (
 
 type part struct {
 	Rights
-	from source
+	from     source
+	optional bool // its credentials
 }
 
 // Resolve puts a run's rights together: the built-in default, then the preset with what
@@ -67,7 +69,13 @@ func Resolve(request Request) (Grant, error) {
 	if err != nil {
 		return Grant{}, err
 	}
-	parts = append(parts, part{request.Flags, fromFlags})
+	if request.Keyless {
+		if parts = keyless(parts); parts == nil {
+			return Grant{}, berm.Errorf(berm.Invalid, "the preset %s does not say which key its program has", name).
+				WithHint("--cred gives requests a key; or write keyless: into a preset of your own")
+		}
+	}
+	parts = append(parts, part{Rights: request.Flags, from: fromFlags})
 
 	g := Grant{Preset: name}
 	if !request.NoToolchain {
@@ -75,6 +83,7 @@ func Resolve(request Request) (Grant, error) {
 	}
 	for _, p := range parts {
 		g.set(p.Rights, request.Place)
+		g.bind(p.Credentials, p.optional)
 	}
 	if err := g.addPaths(request.Place, parts); err != nil {
 		return Grant{}, err
@@ -134,16 +143,44 @@ func chain(config *Config, name string) ([]part, error) {
 			return nil, berm.Errorf(berm.Invalid, "%s: preset %q extends itself", quoted(config.path), at.name)
 		}
 		seen = append(seen, at)
-		parts = append(parts, part{rights, at.from})
+		parts = append(parts, part{Rights: rights, from: at.from})
 		if rights.Extends == at.name {
 			at.from = fromBuiltin // a preset of a built-in's name adds to that one
 		} else {
 			at = step{rights.Extends, fromConfig}
 		}
 	}
-	parts = append(parts, part{base, fromBuiltin})
+	parts = append(parts, part{Rights: base, from: fromBuiltin})
 	slices.Reverse(parts)
 	return parts, nil
+}
+
+// keyless adds to parts what they say of running without a key; nil when they say nothing.
+func keyless(parts []part) []part {
+	all, found := slices.Clone(parts), false
+	for _, p := range parts {
+		if p.Keyless != nil {
+			all, found = append(all, part{Rights: *p.Keyless, from: p.from, optional: true}), true
+		}
+	}
+	if !found {
+		return nil
+	}
+	return all
+}
+
+// bind takes over credentials, each in the place of one of the same name. They were checked.
+func (g *Grant) bind(credentials []string, optional bool) {
+	for _, text := range credentials {
+		c, err := ParseCredential(text)
+		if err != nil {
+			c.Name = strings.TrimPrefix(text, "-")
+		}
+		g.Credentials = slices.DeleteFunc(g.Credentials, func(have Credential) bool { return have.Name == c.Name })
+		if c.Optional = optional; err == nil {
+			g.Credentials = append(g.Credentials, c)
+		}
+	}
 }
 
 // set takes over everything but paths other than the workspace's.

@@ -34,10 +34,11 @@ func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os
 
 // Prepare is the first half of Attach, for whoever makes the sandbox: it returns what has to
 // be trusted inside, nil for nothing. Connect is the other half. With broker, an end of a
-// connection, the service of credentials at its other end looks into requests.
-func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, broker *os.File, events func(Event)) (*Link, *Trust, []string, error) {
+// connection, the service of credentials at its other end looks into requests, and has
+// endpoints.
+func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, broker *os.File, endpoints []Endpoint, events func(Event)) (*Link, *Trust, []string, error) {
 	l := newLink(conn, events)
-	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true, Broker: broker != nil}, broker)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true, Broker: broker != nil, Endpoints: endpoints}, broker)
 	if err != nil {
 		_ = conn.Close()
 		return nil, nil, nil, err
@@ -47,10 +48,11 @@ func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Polic
 
 // Brokered is what a sandbox gets from the service of credentials.
 type Brokered struct {
-	Attach   []Attachment      // for the policy of the network service
-	Trust    *Trust            // that has to be trusted inside
-	Env      map[string]string // for the programs inside
-	Warnings []string          // about the policy
+	Attach    []Attachment      // for the policy of the network service
+	Endpoints []Endpoint        // for the network service
+	Trust     *Trust            // that has to be trusted inside
+	Env       map[string]string // for the programs inside
+	Warnings  []string          // about the policy
 }
 
 // Broker gives credentials to the service of credentials at the other end of conn, with the
@@ -64,7 +66,7 @@ func Broker(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy
 		conn.Close()
 		return nil, Brokered{}, err
 	}
-	return l, Brokered{Attach: a.Attach, Trust: a.Trust, Env: a.Env, Warnings: a.Warnings}, nil
+	return l, Brokered{Attach: a.Attach, Endpoints: a.Endpoints, Trust: a.Trust, Env: a.Env, Warnings: a.Warnings}, nil
 }
 
 // Connect hands over the link after Prepare.

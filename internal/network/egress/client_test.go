@@ -28,7 +28,7 @@ func TestRefusalArrives(t *testing.T) {
 			}
 			_ = wire.Send(Answer{Error: &Failure{Kind: berm.Invalid, Msg: "the reason"}}, nil)
 		}()
-		_, _, _, err = Prepare(t.Context(), conn, "", Policy{}, nil, nil, func(Event) {})
+		_, _, _, err = Prepare(t.Context(), conn, "", Policy{}, nil, nil, nil, func(Event) {})
 		if berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), "the reason") {
 			t.Fatal(err)
 		}

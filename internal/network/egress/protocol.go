@@ -59,6 +59,8 @@ type Order struct {
 	// Broker says, with Trust, that a descriptor comes with the first message: the connection
 	// to the service of credentials, which looks into requests in this one's stead.
 	Broker bool `json:"broker,omitempty"`
+	// Endpoints come with Broker: names that there are inside for its clients alone.
+	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// Credentials are for the service of credentials alone, in its first message, which comes
 	// with its end of that connection.
 	Credentials []Credential `json:"credentials,omitempty"`
@@ -78,17 +80,33 @@ type Credential struct {
 	Methods      []string `json:"methods,omitempty"`
 	Paths        []string `json:"paths,omitempty"`
 	Env          string   `json:"env,omitempty"`          // the variable inside of what stands for it
+	Swap         bool     `json:"swap,omitempty"`         // it goes where that was sent, and nowhere else
+	Endpoint     bool     `json:"endpoint,omitempty"`     // the first host has a base URL inside, without TLS
+	URL          string   `json:"url,omitempty"`          // the variable inside of that base URL
 	Repositories []string `json:"repositories,omitempty"` // git over HTTPS
 	Push         []string `json:"push,omitempty"`         // refs that git may write
 	Value        []byte   `json:"value"`
 }
+
+// Endpoint is a name inside that stands for a host of a credential: its clients speak plain
+// HTTP to it, which the service of credentials passes on by TLS.
+type Endpoint struct {
+	Name string `json:"name"` // inside, at port 80
+	Host string `json:"host"`
+	Port uint16 `json:"port"`
+}
+
+// EndpointName is the name inside of the endpoint of a credential. The domain is reserved for
+// names of private networks.
+func EndpointName(credential string) string { return credential + ".broker.internal" }
 
 // Flow is a connection of the sandbox's that the network service hands to that of
 // credentials, with a descriptor.
 type Flow struct {
 	Name      string       `json:"name"`
 	Port      uint16       `json:"port"`
-	Addresses []netip.Addr `json:"addresses"` // that may be dialed
+	Endpoint  string       `json:"endpoint,omitempty"` // the name by which the sandbox reaches it
+	Addresses []netip.Addr `json:"addresses"`          // that may be dialed
 }
 
 // Answer is a message from the service: the reply to an order, or what happened.
@@ -98,10 +116,11 @@ type Answer struct {
 	Trust    *Trust   `json:"trust,omitempty"`    // when it was asked for and is needed
 	Error    *Failure `json:"error,omitempty"`
 	Event    *Event   `json:"event,omitempty"`
-	// Attach and Env are from the service of credentials: what the policy of the network
-	// service has to attach, and variables for the programs inside.
-	Attach []Attachment      `json:"attach,omitempty"`
-	Env    map[string]string `json:"env,omitempty"`
+	// Attach, Env and Endpoints are from the service of credentials: what the policy of the
+	// network service has to attach, variables for the programs inside, and names there.
+	Attach    []Attachment      `json:"attach,omitempty"`
+	Env       map[string]string `json:"env,omitempty"`
+	Endpoints []Endpoint        `json:"endpoints,omitempty"`
 }
 
 // Trust is what makes programs inside trust the authority of the sandbox: one that is made for

@@ -110,16 +110,22 @@ func (x *exchange) judge() *Denial {
 		return &Denial{Reason: ReasonMethod, Message: r.Method + " is never allowed",
 			Hint: "connect to the host directly: Berm needs no proxy settings inside"}
 	}
-	target, port, denial := originForm(r, f, c.site.scheme)
+	seen, scheme := f.within(c.site.scheme)
+	target, port, denial := originForm(r, seen, scheme)
 	if denial != nil {
 		return denial
+	}
+	authority := r.Host
+	if f.Endpoint != "" {
+		port = f.Port != 443
+		authority = hostField(f, port)
 	}
 	x.record.Path, _, _ = strings.Cut(target, "?")
 	if denial := upgrade(r); denial != nil {
 		return denial
 	}
 	x.request = Request{
-		Flow: f, Scheme: c.site.scheme, Method: r.Method, Authority: r.Host, Target: target,
+		Flow: f, Scheme: c.site.scheme, Method: r.Method, Authority: authority, Target: target,
 		Header: r.Header, Size: r.ContentLength,
 	}
 	x.proxy.mu.Lock()
@@ -274,12 +280,28 @@ func (r *refusal) Unwrap() error { return r.error }
 // reply is called with the head of the reply.
 func (x *exchange) reply(res *http.Response) error {
 	res.Header.Del("Alt-Svc") // there is no other way than this one
+	home(res, x.request.Flow)
 	if x.filter == nil {
 		return nil
 	}
 	return filterReply(res, x.filter, func(err error) {
 		x.record.Reason, x.record.Err = ReasonSecret, err.Error()
 	})
+}
+
+// home lets a redirect within a flow that has an endpoint lead to the endpoint again.
+func home(res *http.Response, f Flow) {
+	if f.Endpoint == "" {
+		return
+	}
+	at, err := url.Parse(res.Header.Get("Location"))
+	if err != nil || at.Scheme != "https" || at.User != nil {
+		return
+	}
+	if _, same := sameAuthority(at.Host, f); same && (f.Port == 443 || at.Port() != "") {
+		at.Scheme, at.Host = "http", f.Endpoint
+		res.Header.Set("Location", at.String())
+	}
 }
 
 // failed answers a request that has no reply.

@@ -23,6 +23,17 @@ type Flow struct {
 	Port uint16
 	// H2C lets a client speak HTTP/2 without TLS.
 	H2C bool
+	// Endpoint is the name by which a client that has it for a base URL reaches the flow, by
+	// HTTP/1 without TLS, which never leaves the host: outside it is TLS all the same.
+	Endpoint string
+}
+
+// within is the flow as its client sees it, and the scheme of its URLs.
+func (f Flow) within(scheme string) (Flow, string) {
+	if f.Endpoint == "" {
+		return f, scheme
+	}
+	return Flow{Name: f.Endpoint, Port: 80}, "http"
 }
 
 // Address is the flow's name and port in the form of net.JoinHostPort.

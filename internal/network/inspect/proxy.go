@@ -148,7 +148,11 @@ func (p *Proxy) open(c *client, f Flow) (inner net.Conn, err error) {
 	case TLS:
 		return p.openTLS(c, f)
 	case HTTP1:
-		c.site, err = p.site(siteKey{flow: f, scheme: "http"})
+		scheme := "http"
+		if f.Endpoint != "" {
+			scheme = "https"
+		}
+		c.site, err = p.site(siteKey{flow: f, scheme: scheme})
 		c.framing = &framing{Conn: c, client: c}
 		return c.framing, err
 	case HTTP2:
@@ -167,7 +171,7 @@ func (p *Proxy) openTLS(c *client, f Flow) (net.Conn, error) {
 	hello, err := c.Hello()
 	switch {
 	case err != nil:
-	case p.CA == nil:
+	case p.CA == nil || f.Endpoint != "":
 		err = &Denial{Reason: ReasonProtocol, Message: "TLS is not allowed for " + f.Address(), Hint: "use http"}
 	default:
 		// An encrypted hello beside is without effect: there is no key for it.

@@ -49,6 +49,8 @@ type options struct {
 	plain  bool // upstream without TLS
 	h2c    bool
 	change func(*Config)
+
+	endpoint string // the name of the flow's
 }
 
 func newRig(t testing.TB, handler http.Handler, o options) *rig {
@@ -85,7 +87,7 @@ func newRig(t testing.TB, handler http.Handler, o options) *rig {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { l.Close() })
-	r.flow = Flow{Name: "localhost", Port: uint16(l.Addr().(*net.TCPAddr).Port), H2C: o.h2c}
+	r.flow = Flow{Name: "localhost", Port: uint16(l.Addr().(*net.TCPAddr).Port), H2C: o.h2c, Endpoint: o.endpoint}
 	ca, err := NewCA(time.Hour)
 	if err != nil {
 		t.Fatal(err)

@@ -8,19 +8,21 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
-	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
 
 // useBroker has requests looked into by the process at the other end of a connection, which
 // holds what this one must not: secrets, and the key of the sandbox's authority.
-func (x *sandbox) useBroker(file *os.File) error {
+func (x *sandbox) useBroker(file *os.File, endpoints []egress.Endpoint) error {
 	conn, err := connOf(file)
 	if err != nil {
 		return berm.Errorf(berm.Invalid, "the connection to the service of credentials: %w", err)
 	}
-	x.broker = egress.NewWire(conn)
+	x.broker, x.endpoints = egress.NewWire(conn), map[string]egress.Endpoint{}
+	for _, e := range endpoints {
+		x.endpoints[e.Name] = e
+	}
 	go func() {
 		// It never says anything: what comes is the end.
 		_ = x.broker.Receive(&struct{}{})
@@ -57,7 +59,7 @@ func brokerless(v policy.Verdict) policy.Verdict {
 }
 
 // handOver joins a connection with the service of credentials, which goes on with it.
-func (x *sandbox) handOver(ctx context.Context, f *flow, conn *inspect.Conn) error {
+func (x *sandbox) handOver(ctx context.Context, f *flow, conn stack.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
 	addrs, err := x.addresses(ctx, f)
@@ -77,7 +79,7 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, conn *inspect.Conn) err
 	x.mu.Lock()
 	f.brokered = true
 	x.mu.Unlock()
-	err = x.broker.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Addresses: addrs}, theirs)
+	err = x.broker.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs}, theirs)
 	theirs.Close()
 	if err != nil {
 		f.deny(brokerless(f.verdict))

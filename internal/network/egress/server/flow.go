@@ -31,6 +31,7 @@ type flow struct {
 	verdict  policy.Verdict
 	judge    *policy.Evaluator // whose verdict it is
 	brokered bool              // it was handed over; under the sandbox's lock
+	endpoint string            // by whose name it was asked for
 
 	mu      sync.Mutex
 	address string          // that was dialed
@@ -83,16 +84,19 @@ func (f *flow) unreach(err error) {
 // ask decides about a flow that begins. It returns nil when it may not.
 func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	destination := inside.Destination
-	host := policy.AddrHost(destination.Addr())
+	host, port, endpoint := policy.AddrHost(destination.Addr()), destination.Port(), ""
 	if name := x.names.Name(destination.Addr()); name != "" {
+		if e, ok := x.endpoints[name]; ok && port == 80 && proto == policy.TCP {
+			endpoint, name, port = name, e.Host, e.Port
+		}
 		named, err := policy.ParseHost(name)
 		if err != nil { // the responder gave an address to no name
 			return nil
 		}
 		host = named
 	}
-	question := policy.Flow{Host: host, Port: destination.Port(), Proto: proto, Time: time.Now(), Spent: x.isSpent}
-	f := &flow{inside: inside, question: question}
+	question := policy.Flow{Host: host, Port: port, Proto: proto, Time: time.Now(), Spent: x.isSpent}
+	f := &flow{inside: inside, question: question, endpoint: endpoint}
 	// Under the lock, so that a policy that comes meanwhile judges it again, and a rule for
 	// one flow is for one.
 	x.mu.Lock()
@@ -215,6 +219,15 @@ func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) 
 	f := x.ask(inside, policy.TCP)
 	if f == nil {
 		return nil
+	}
+	if f.endpoint != "" {
+		return func(conn stack.Conn) {
+			defer x.end(f)
+			if err := x.handOver(ctx, f, conn); err != nil {
+				f.fail(err)
+				inside.Reset()
+			}
+		}
 	}
 	if direct(f.verdict) {
 		// A refusal outside is one inside.

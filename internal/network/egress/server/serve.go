@@ -163,7 +163,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	if warnings, err = x.set(o); err == nil {
 		switch {
 		case o.Broker:
-			err = x.useBroker(file)
+			err = x.useBroker(file, o.Endpoints)
 		case o.Trust:
 			err = x.makeTrust()
 		default:
@@ -237,6 +237,8 @@ type sandbox struct {
 	ca     *inspect.CA // nil: no requests are looked into
 	trust  *egress.Trust
 	broker *egress.Wire // looks into requests in our stead; nil for none
+
+	endpoints map[string]egress.Endpoint // of the broker's, by name
 
 	mu     sync.Mutex
 	policy *policy.Evaluator
@@ -327,6 +329,9 @@ func (x *sandbox) Query(_ context.Context, _ netip.Addr, message []byte) []byte 
 
 // resolves says whether there is a name for the sandbox.
 func (x *sandbox) resolves(name string) bool {
+	if _, ok := x.endpoints[name]; ok {
+		return true
+	}
 	host, err := policy.ParseHost(name)
 	allowed := err == nil && x.evaluator().Resolves(host, "A", time.Now())
 	if !allowed {
