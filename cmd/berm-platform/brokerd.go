@@ -23,6 +23,9 @@ func newBrokerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := egress.Beat(func() {}); err != nil {
+				return err
+			}
 			return broker.Attend(conn)
 		},
 	}

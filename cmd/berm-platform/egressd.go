@@ -41,6 +41,9 @@ func newEgressCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			if err := egress.Beat(s.Pass); err != nil {
+				return err
+			}
 			if shared {
 				return s.Serve(owner)
 			}

@@ -110,7 +110,7 @@ func (o *online) startBroker(r *Request, policy egress.Policy) (_ *broker, err e
 	}
 	defer theirs.Close()
 	var conn *net.UnixConn
-	if conn, err = n.StartBroker(); err != nil {
+	if conn, err = n.StartBroker(o.ended("what needs credentials is refused")); err != nil {
 		ours.Close()
 		return nil, err
 	}

@@ -22,11 +22,12 @@ import (
 type Network struct {
 	Policy egress.Policy
 	Open   []string // ranges of special addresses that the policy may name
-	// Start starts the network service; nil when this program has none.
-	Start func() (*net.UnixConn, error)
+	// Start starts the network service, and has its end told with the reason; nil when this
+	// program has none.
+	Start func(ended func(error)) (*net.UnixConn, error)
 	// StartBroker starts the process that holds what requests get and the command must not have;
 	// nil when this program has none.
-	StartBroker func() (*net.UnixConn, error)
+	StartBroker func(ended func(error)) (*net.UnixConn, error)
 }
 
 // maxTold bounds how many events of one sort are kept for the user.
@@ -62,14 +63,15 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	if err := keepDescriptors(); err != nil {
 		return Result{}, err
 	}
-	conn, err := t.Network.Start()
+	ctx, cancel := context.WithCancelCause(ctx)
+	o := &online{ctx: ctx, task: t, journal: journal, cancel: cancel}
+	conn, err := t.Network.Start(o.ended("the command has no network any more"))
 	if err != nil {
+		cancel(nil)
 		return Result{}, err
 	}
 	defer conn.Close()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	o := &online{ctx: ctx, task: t, journal: journal, cancel: cancel}
+	defer cancel(nil) // first: what ends from now on was to end
 	broker, err := o.startBroker(r, policy)
 	if err != nil {
 		return Result{}, err
@@ -109,12 +111,6 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 		o.link = link
 		o.mu.Unlock()
 		attached <- err
-		if err == nil {
-			go o.watch(ctx, link, "the network service ended; the command has no network any more")
-			if broker != nil {
-				go o.watch(ctx, broker.Link, "the service of credentials ended; what needs it is refused")
-			}
-		}
 	}
 	result, err := do(ctx, t, r)
 	o.finish()
@@ -183,7 +179,7 @@ func (o *online) finish() {
 	if link == nil {
 		return
 	}
-	o.cancel(nil) // no watching any more
+	o.cancel(nil) // what ends from now on was to end
 	finish(link)
 }
 
@@ -193,14 +189,12 @@ func finish(link *egress.Link) {
 	link.Finish(ctx)
 }
 
-// watch tells when a service dies. The sandbox has less or no network then.
-func (o *online) watch(ctx context.Context, link *egress.Link, text string) {
-	select {
-	case <-link.Done():
-		if ctx.Err() == nil {
-			o.task.Notice(text)
+// ended tells when a service ended by itself, and what that means for the command.
+func (o *online) ended(so string) func(error) {
+	return func(err error) {
+		if o.ctx.Err() == nil {
+			o.task.Notice(err.Error() + "; " + so)
 		}
-	case <-ctx.Done():
 	}
 }
 

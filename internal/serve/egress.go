@@ -50,6 +50,7 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 				args = append(args, "--"+egress.Resolver, r)
 			}
 			service := egress.NewService(c.Program, args...)
+			service.Ended = func(err error) { c.Log.Error("the network service was lost", "error", err, "hint", berm.HintOf(err)) }
 			if err := service.Start(); err != nil {
 				e.Missing = err.Error()
 				c.Log.Error("sandboxes have no network but loopback", "error", err)

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
@@ -73,6 +74,36 @@ func TestServiceRights(t *testing.T) {
 			if target, _ := os.Readlink(fd); target == theirs {
 				p.Errorf("%s is %s", fd, target)
 			}
+		}
+	})
+}
+
+// A service that hangs is ended, and it is told.
+func TestServiceHangs(t *testing.T) {
+	slow(t)
+	each(t, func(p *person) {
+		if info, err := os.Stat("/dev/net/tun"); err != nil || p.uid != 0 && info.Mode()&0o006 != 0o006 {
+			p.Skip("missing: /dev/net/tun that this user may open; TestServiceRights has the refusal")
+		}
+		cmd := p.command("run", "--allow", "example.com", "--", "sh", "-c", "echo ready; sleep 60")
+		output := p.started(cmd)
+		pids := services(cmd.Process.Pid)
+		if len(pids) != 1 {
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			p.Fatalf("services: %v", pids)
+		}
+		p.must(syscall.Kill(pids[0], syscall.SIGSTOP))
+		since := time.Now()
+		for len(services(cmd.Process.Pid)) == 1 && time.Since(since) < 30*time.Second {
+			time.Sleep(100 * time.Millisecond)
+		}
+		left := services(cmd.Process.Pid)
+		time.Sleep(100 * time.Millisecond)
+		_ = cmd.Process.Signal(syscall.SIGTERM)
+		_ = cmd.Wait()
+		if text := output(); len(left) != 0 || !strings.Contains(text, "the network service did not answer") {
+			p.Errorf("after %s there is %v: %s", time.Since(since), left, text)
 		}
 	})
 }

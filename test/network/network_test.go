@@ -468,6 +468,26 @@ for a in ["%s"] * 10 + ["%s"] * 10 + ["10.9.9.9", "169.254.169.254", "100.64.9.9
 	l.cut(t, since, 5*time.Second)
 }
 
+// A service that hangs is ended, and what it did begins anew.
+func TestHang(t *testing.T) {
+	ctx, s := start(t)
+	sandbox := create(t, ctx, s, object{"network": network([]string{one}, all)})
+	l := flow(t, ctx, sandbox, one)
+	pid, since := service(t), time.Now()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	l.cut(t, since, 30*time.Second)
+	t.Logf("cut after %s", time.Since(since).Round(time.Millisecond))
+	if again := service(t); again == pid {
+		t.Fatal("it still hangs")
+	}
+	expect(t, ctx, sandbox, map[string]bool{"https://1.1.1.1/": true, "https://8.8.8.8/": false})
+	if !strings.Contains(s.Log(), "did not answer") {
+		t.Errorf("the server does not tell it\n%s", s.Log())
+	}
+}
+
 // Sandboxes leave nothing behind in the service, and cost it little while they idle.
 func TestServiceKeepsNothing(t *testing.T) {
 	ctx, s := start(t)

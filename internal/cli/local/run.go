@@ -257,14 +257,14 @@ func (f *runFlags) networkOf(t *local.Task) error {
 		}
 		n.Policy.YAML, n.Policy.Source = content, f.policy
 	}
-	service := func(start func(*os.File) (*net.UnixConn, error)) func() (*net.UnixConn, error) {
-		return func() (*net.UnixConn, error) {
+	service := func(start func(*os.File, func(error)) (*net.UnixConn, error)) func(func(error)) (*net.UnixConn, error) {
+		return func(ended func(error)) (*net.UnixConn, error) {
 			program, err := Program()
 			if err != nil {
 				return nil, err
 			}
 			defer program.Close()
-			return start(program)
+			return start(program, ended)
 		}
 	}
 	n.Start, n.StartBroker = service(egress.Start), service(egress.StartBroker)

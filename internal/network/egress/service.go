@@ -14,6 +14,9 @@ import (
 
 // Service is one process for all sandboxes of a server, started again when it died. Its methods are safe for concurrent use.
 type Service struct {
+	// Ended is told why a process ended, unless Close ended it; nil tells nobody.
+	Ended func(error)
+
 	program func() (*os.File, error)
 	args    []string
 
@@ -86,11 +89,23 @@ func (s *Service) running() error {
 		return berm.Errorf(berm.Internal, "open the program of the network service: %w", err)
 	}
 	defer program.Close()
-	if s.process, err = start(program, Command, s.args...); err != nil {
+	if s.process, err = start(program, s.ended, Command, s.args...); err != nil {
 		return err
 	}
 	s.starts++
 	return nil
+}
+
+func (s *Service) ended(err error) {
+	s.mu.Lock()
+	tell := s.Ended
+	if s.closed {
+		tell = nil
+	}
+	s.mu.Unlock()
+	if tell != nil {
+		tell(err)
+	}
 }
 
 // Starts is how many processes were started so far.

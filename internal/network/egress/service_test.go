@@ -2,14 +2,20 @@ package egress_test
 
 import (
 	"context"
+	"errors"
 	"net"
 	"os"
+	"runtime"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/egress/server"
 )
@@ -26,6 +32,16 @@ func TestMain(m *testing.M) {
 	if err != nil {
 		os.Exit(1)
 	}
+	work := s.Pass
+	switch os.Args[len(os.Args)-1] {
+	case "stuck":
+		work = func() { select {} }
+	case "rogue":
+		rogue()
+	}
+	if egress.Beat(work) != nil {
+		os.Exit(1)
+	}
 	hub, err := net.FileConn(os.NewFile(egress.ServiceFD, "owner"))
 	if err != nil || s.Serve(hub.(*net.UnixConn)) != nil {
 		os.Exit(1)
@@ -33,10 +49,79 @@ func TestMain(m *testing.M) {
 	os.Exit(0)
 }
 
-func newService(t *testing.T) *egress.Service {
-	s := egress.NewService(func() (*os.File, error) { return os.Open("/proc/self/exe") })
+// rogue does what no service does, under the filter of services.
+func rogue() {
+	runtime.LockOSThread()
+	filter, err := seccomp.Egress().Assemble("")
+	if err == nil {
+		err = errors.Join(unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), seccomp.Load(filter))
+	}
+	if err == nil {
+		_ = unix.Exec("/bin/true", nil, nil)
+	}
+	os.Exit(1)
+}
+
+// newService makes a service, and tells why its processes ended.
+func newService(t *testing.T, args ...string) (s *egress.Service, ended chan error) {
+	s = egress.NewService(func() (*os.File, error) { return os.Open("/proc/self/exe") }, args...)
+	ended = make(chan error, 10)
+	s.Ended = func(err error) { ended <- err }
 	t.Cleanup(s.Close)
-	return s
+	return s, ended
+}
+
+// A process that does not answer is ended and said to be, whether it is stopped or stuck.
+func TestServiceHangs(t *testing.T) {
+	for _, how := range []string{"stopped", "stuck"} {
+		t.Run(how, func(t *testing.T) {
+			s, ended := newService(t, how)
+			if err := s.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if how == "stopped" {
+				if err := attach(t, s, wrong); berm.KindOf(err) != berm.Invalid {
+					t.Fatalf("it does not work: %v", err)
+				}
+				time.Sleep(2 * egress.Patience) // a process that works is left alone
+				if s.Starts() != 1 || len(ended) != 0 {
+					t.Fatal("a process that works was ended")
+				}
+				if err := syscall.Kill(s.PID(), syscall.SIGSTOP); err != nil {
+					t.Fatal(err)
+				}
+			}
+			select {
+			case err := <-ended:
+				if !strings.Contains(err.Error(), "did not answer") {
+					t.Errorf("told: %v", err)
+				}
+			case <-time.After(20 * egress.Patience):
+				t.Fatal("it is left to hang")
+			}
+			if how == "stopped" {
+				if err := attach(t, s, wrong); berm.KindOf(err) != berm.Invalid || s.Starts() != 2 {
+					t.Errorf("afterwards: %v, %d processes", err, s.Starts())
+				}
+			}
+		})
+	}
+}
+
+// One that makes a call that is not its own dies, and it is told.
+func TestServiceBreaksRules(t *testing.T) {
+	s, ended := newService(t, "rogue")
+	if err := s.Start(); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-ended:
+		if !strings.Contains(err.Error(), "system call") || berm.HintOf(err) == "" {
+			t.Errorf("told: %v, %q", err, berm.HintOf(err))
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("it lives on")
+	}
 }
 
 // attach asks the service for something that it refuses, and returns the refusal: who gets
@@ -57,7 +142,7 @@ func attach(t *testing.T, s *egress.Service, p egress.Policy) error {
 var wrong = egress.Policy{JSON: []byte(`{"version":2}`), Source: "p"}
 
 func TestServiceRefusesWhatItCannotKeep(t *testing.T) {
-	s := newService(t)
+	s, _ := newService(t)
 	for document, kind := range map[string]berm.Kind{
 		`{"version":2}`:                       berm.Invalid,
 		`{"version":1,"limits":{"flows":3}}`:  berm.Unsupported,
@@ -76,7 +161,7 @@ func TestServiceRefusesWhatItCannotKeep(t *testing.T) {
 }
 
 func TestServiceIsStartedAgain(t *testing.T) {
-	s := newService(t)
+	s, ended := newService(t)
 	if err := s.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -115,5 +200,8 @@ func TestServiceIsStartedAgain(t *testing.T) {
 	}
 	if err := attach(t, s, wrong); berm.KindOf(err) != berm.Unavailable {
 		t.Errorf("after Close: %v", err)
+	}
+	if err := <-ended; !strings.Contains(err.Error(), "killed") || len(ended) != 0 {
+		t.Errorf("told: %v, and %d more", err, len(ended))
 	}
 }

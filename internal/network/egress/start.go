@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
 )
 
 // Command is the hidden command of berm that is the service, and BrokerCommand the one that is
@@ -37,9 +38,10 @@ const Shared = "shared"
 const Resolver = "resolver"
 
 // Start starts a service for one sandbox and returns the connection to it. The service ends
-// with the connection. program is opened executable that has the command.
-func Start(program *os.File) (*net.UnixConn, error) {
-	p, err := start(program, Command)
+// with the connection. program is opened executable that has the command. When the process
+// has ended, for whatever reason, ended is told why.
+func Start(program *os.File, ended func(error)) (*net.UnixConn, error) {
+	p, err := start(program, ended, Command)
 	if err != nil {
 		return nil, err
 	}
@@ -47,39 +49,38 @@ func Start(program *os.File) (*net.UnixConn, error) {
 }
 
 // StartBroker is Start for the service of credentials.
-func StartBroker(program *os.File) (*net.UnixConn, error) {
-	p, err := start(program, BrokerCommand)
+func StartBroker(program *os.File, ended func(error)) (*net.UnixConn, error) {
+	p, err := start(program, ended, BrokerCommand)
 	if err != nil {
 		return nil, err
 	}
 	return p.conn, nil
 }
 
-// process is a service that was started.
-type process struct {
-	conn   *net.UnixConn
-	pid    int
-	exited chan struct{}
-	kill   func()
-}
-
-func start(program *os.File, command string, args ...string) (*process, error) {
+func start(program *os.File, ended func(error), command string, args ...string) (*process, error) {
 	failed := func(err error) error { return berm.Errorf(berm.Internal, "start berm %s: %w", command, err) }
 	conn, theirs, err := pair()
 	if err != nil {
 		return nil, failed(err)
 	}
 	defer theirs.Close()
+	cu := cleanup.Make(func() { conn.Close() })
+	defer cu.Clean()
+	heart, theirHeart, err := pair()
+	if err != nil {
+		return nil, failed(err)
+	}
+	defer theirHeart.Close()
+	cu.Add(func() { heart.Close() })
 	// Above the descriptors that the service gets, as ForkExec uses numbers up to there.
 	fd, err := unix.FcntlInt(program.Fd(), unix.F_DUPFD_CLOEXEC, 64)
 	if err != nil {
-		_ = conn.Close()
 		return nil, failed(err)
 	}
 	defer unix.Close(fd)
 	cmd := exec.Cmd{
 		Path: "/proc/self/fd/" + strconv.Itoa(fd), Args: append([]string{"berm", command}, args...), Dir: "/", Env: environment(),
-		ExtraFiles:  []*os.File{theirs},
+		ExtraFiles:  []*os.File{theirs, theirHeart},
 		SysProcAttr: &syscall.SysProcAttr{Setsid: true}, // the terminal's keys are not for it
 	}
 	if os.Geteuid() == 0 {
@@ -87,14 +88,11 @@ func start(program *os.File, command string, args ...string) (*process, error) {
 		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: id, Gid: id}
 	}
 	if err := cmd.Start(); err != nil {
-		_ = conn.Close()
 		return nil, failed(err)
 	}
+	cu.Release()
 	p := &process{conn: conn, pid: cmd.Process.Pid, exited: make(chan struct{}), kill: func() { _ = cmd.Process.Kill() }}
-	go func() {
-		_ = cmd.Wait()
-		close(p.exited)
-	}()
+	go p.watch(&cmd, heart, ended)
 	return p, nil
 }
 

@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,6 +31,9 @@ import (
 type Server struct {
 	hosts *address.Hosts
 	up    *dns.Upstream
+
+	mu        sync.Mutex
+	sandboxes map[*sandbox]struct{} // that have their link
 }
 
 // New prepares the service. Names are resolved by the host's own resolvers, which
@@ -38,7 +43,26 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{hosts: hosts, up: dns.NewUpstream(c.Resolvers)}, nil
+	return &Server{hosts: hosts, up: dns.NewUpstream(c.Resolvers), sandboxes: map[*sandbox]struct{}{}}, nil
+}
+
+// Pass goes through every lock of every sandbox, and returns: if one is held for ever, it
+// does not.
+func (s *Server) Pass() {
+	s.mu.Lock()
+	all := slices.Collect(maps.Keys(s.sandboxes))
+	s.mu.Unlock()
+	for _, x := range all {
+		x.pass()
+	}
+}
+
+func (x *sandbox) pass() {
+	x.mu.Lock()
+	x.mu.Unlock() //nolint:staticcheck // that it can be had is all
+	x.events.mu.Lock()
+	x.events.mu.Unlock() //nolint:staticcheck // as above
+	x.stack.Flows()
 }
 
 // Config is what the service is started with.
@@ -111,6 +135,14 @@ func (s *Server) Attend(conn *net.UnixConn) {
 			return
 		}
 	}
+	s.mu.Lock()
+	s.sandboxes[x] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.sandboxes, x)
+		s.mu.Unlock()
+	}()
 	ending := make(chan struct{})
 	defer close(ending) // before x.close, which has still to tell what happened
 	go func() {         // a link that failed ends the connection: its owner makes another
