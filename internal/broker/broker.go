@@ -22,6 +22,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress/compile"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 )
 
 // authorityLife is how long a sandbox's authority is valid: longer than any sandbox lives.
@@ -41,7 +42,7 @@ func Attend(conn *net.UnixConn) error {
 		return nil
 	}
 	_ = conn.SetReadDeadline(time.Time{})
-	x := &sandbox{wire: w, live: map[*flow]struct{}{}}
+	x := &sandbox{wire: w, quota: quota.New(), live: map[*flow]struct{}{}}
 	answer, err := x.open(first, w.File(), hosts)
 	if err != nil {
 		_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
@@ -82,6 +83,7 @@ type sandbox struct {
 	mu     sync.Mutex
 	closed bool
 	policy *policy.Evaluator
+	quota  *quota.Quota // of requests; the network service keeps that of the rest
 	live   map[*flow]struct{}
 	ending sync.WaitGroup // of flows
 }
@@ -220,6 +222,7 @@ func (x *sandbox) set(source egress.Policy) (warnings []string, err error) {
 	}
 	x.mu.Lock()
 	x.policy = e
+	x.quota.Set(p)
 	live := slices.Collect(maps.Keys(x.live))
 	x.mu.Unlock()
 	for _, f := range live {

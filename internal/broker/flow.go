@@ -16,6 +16,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 )
 
 // dialPatience bounds how long an upstream may take to answer.
@@ -112,6 +113,11 @@ func (f *flow) vet() ([]netip.Addr, policy.Verdict) {
 // HTTP judges a request.
 func (f *flow) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
 	v := f.judge().DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
+	if v.Action == policy.Allow {
+		if limit := (*quota.Exceeded)(nil); errors.As(f.sandbox.quota.Request(v.Rule), &limit) {
+			v.Action, v.Reason, v.Rule, v.Detail = policy.Deny, policy.ReasonLimit, limit.Rule, limit.Limit
+		}
+	}
 	return inspect.Verdict{Allow: v.Action == policy.Allow, Target: v.Target, MaxBody: v.MaxBody, Rule: v.Rule, Reason: inspect.Reason(v.Reason), Detail: v.Detail, Hint: v.Explain()}
 }
 

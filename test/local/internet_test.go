@@ -9,6 +9,8 @@ import (
 	"net/http/cgi"
 	"os/exec"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/berm-sandbox/berm/test/harness"
@@ -54,6 +56,11 @@ func site(dir string) http.Handler {
 		case "/echo":
 			w.Header().Set("Echo", r.Header.Get("Authorization"))
 			fmt.Fprintf(w, "<%s>", r.Header.Get("Authorization"))
+			return
+		}
+		if size, ok := strings.CutPrefix(r.URL.Path, "/fill/"); ok {
+			n, _ := strconv.Atoi(size)
+			_, _ = w.Write(make([]byte, n))
 			return
 		}
 		fmt.Fprintf(w, "%s %s %s\n", r.Method, r.Host, r.URL)

@@ -458,6 +458,9 @@ func destination(e egress.Event) string {
 	if to == "" {
 		to = e.Address
 	}
+	if to == "" && e.Kind == "dns" {
+		to = "queries for names"
+	}
 	if e.Port != 0 {
 		to += fmt.Sprintf(":%d", e.Port)
 	}

@@ -210,7 +210,7 @@ func TestNewNamesOfOneDomainAreLimited(t *testing.T) {
 }
 
 func TestResponder(t *testing.T) {
-	r := dns.NewResponder(dns.NewNames(), allow("good.test"))
+	r := dns.NewResponder(dns.NewNames(), allow("good.test"), func() bool { return true })
 	message := query(t, "good.test.", dnsmessage.TypeA, -1)
 	ours, theirs := net.Pipe()
 	ended := make(chan error, 1)

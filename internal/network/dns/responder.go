@@ -21,17 +21,19 @@ const (
 type Responder struct {
 	names   *Names
 	allowed func(name string) bool
+	admits  func() bool
 	rate    *rate.Limiter
 }
 
-// NewResponder makes one; allowed is as for Answer.
-func NewResponder(names *Names, allowed func(name string) bool) *Responder {
-	return &Responder{names: names, allowed: allowed, rate: rate.NewLimiter(queryRate, queryBurst)}
+// NewResponder makes one; allowed is as for Answer, and admits says whether the sandbox may
+// ask now: what it may not gets no answer.
+func NewResponder(names *Names, allowed func(name string) bool, admits func() bool) *Responder {
+	return &Responder{names: names, allowed: allowed, admits: admits, rate: rate.NewLimiter(queryRate, queryBurst)}
 }
 
 // Answer answers one datagram; nil is no answer, which the sandbox asks for again later.
 func (r *Responder) Answer(message []byte) []byte {
-	if !r.rate.Allow() {
+	if !r.rate.Allow() || !r.admits() {
 		return nil
 	}
 	return Answer(r.names, message, r.allowed)
@@ -59,6 +61,9 @@ func (r *Responder) Serve(conn net.Conn) error {
 		// A stream can wait where a datagram is lost.
 		if wait := r.rate.Reserve().Delay(); wait > 0 {
 			time.Sleep(min(wait, tcpIdle))
+		}
+		if !r.admits() {
+			return nil
 		}
 		answer := Answer(r.names, message[2:2+n], r.allowed)
 		if answer == nil {

@@ -145,9 +145,7 @@ func TestServiceRefusesWhatItCannotKeep(t *testing.T) {
 	s, _ := newService(t)
 	for document, kind := range map[string]berm.Kind{
 		`{"version":2}`:                       berm.Invalid,
-		`{"version":1,"limits":{"flows":3}}`:  berm.Unsupported,
 		`{"version":1,"dns":{"mode":"real"}}`: berm.Unsupported,
-		`{"version":1,"rules":[{"to":["example.com"],"limits":{"flows":3}}]}`:          berm.Unsupported,
 		`{"version":1,"rules":[{"to":["example.com"],"dns_types":["TXT"]}]}`:           berm.Unsupported,
 		`{"version":1,"rules":[{"to":["example.com"],"tls":"passthrough","http":{}}]}`: berm.Invalid,
 	} {

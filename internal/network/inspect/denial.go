@@ -22,6 +22,7 @@ const (
 	ReasonBody      Reason = "body"               // too long
 	ReasonSecret    Reason = "credential"         // could not be used, or the reply showed it
 	ReasonPolicy    Reason = "policy_error"       // a denial without a reason
+	ReasonLimit     Reason = "limit"              // too many requests, of a judge
 
 	// Failures that are not denials.
 	ReasonUpstream    Reason = "upstream"
@@ -46,7 +47,12 @@ func (d *Denial) write(w http.ResponseWriter) {
 		w.Header().Set("X-Berm-Deny", string(d.Reason))
 	}
 	status := d.Status
-	if status == 0 {
+	switch {
+	case status != 0:
+	case d.Reason == ReasonLimit:
+		w.Header().Set("Retry-After", "1")
+		status = http.StatusTooManyRequests
+	default:
 		status = http.StatusForbidden
 	}
 	body, _ := json.Marshal(d) // strings only

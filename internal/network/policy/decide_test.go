@@ -396,7 +396,12 @@ func randomPolicy(r *rand.Rand) *Policy {
 			}
 			rule.Attach = pick(r, nil, []string{"c1"}, []string{"c1", "null"})
 		}
-		rule.Limits = pick(r, Limits{}, Limits{Up: Rate{50 << 20, time.Hour}, Flows: 7}, Limits{Down: Rate{Bytes: 12345}, Requests: 2, Duration: 90 * time.Second})
+		if rule.action() != Deny {
+			rule.Limits = pick(r, Limits{}, Limits{Up: Rate{50 << 20, time.Hour}, Flows: 7}, Limits{Down: Rate{Bytes: 12345}, Total: Rate{1 << 30, time.Second}, NewFlows: 9, Duration: 90 * time.Second})
+		}
+		if rule.inspects() {
+			rule.Limits.Requests = 2
+		}
 		rule.Reason = pick(r, "", "plain", `"quotes" and # signs: ü`, "- no", "~")
 		rule.Once, rule.Audit = r.IntN(9) == 0, pick(r, "", AuditMeta)
 		p.Rules = append(p.Rules, rule)

@@ -443,11 +443,14 @@ func (d decoder) conditions(m *Match) setters {
 func (d decoder) limits(l *Limits) func(*yaml.Node) error {
 	return func(node *yaml.Node) error {
 		return d.mapping(node, "limits", setters{
-			"up":       one(d, &l.Up, parseRate),
-			"down":     one(d, &l.Down, parseRate),
-			"flows":    one(d, &l.Flows, parseCount),
-			"requests": one(d, &l.Requests, parseCount),
-			"duration": one(d, &l.Duration, parseDuration),
+			"up":        one(d, &l.Up, parseRate),
+			"down":      one(d, &l.Down, parseRate),
+			"total":     one(d, &l.Total, parseRate),
+			"flows":     one(d, &l.Flows, parseCount),
+			"new_flows": one(d, &l.NewFlows, parseCount),
+			"requests":  one(d, &l.Requests, parseCount),
+			"queries":   one(d, &l.Queries, parseCount),
+			"duration":  one(d, &l.Duration, parseDuration),
 		})
 	}
 }

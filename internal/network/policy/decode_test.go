@@ -19,11 +19,11 @@ var exact = cmp.Options{
 }
 
 func TestDecode(t *testing.T) {
-	p, err := DecodeYAML("policy.yaml", []byte("version: 1\n"+example+"limits: {up: 1GiB/d, down: 5GiB, flows: 512, requests: 20, duration: 1h}\n"))
+	p, err := DecodeYAML("policy.yaml", []byte("version: 1\n"+example+"limits: {up: 1GiB/d, down: 5GiB, total: 1MiB/s, flows: 512, new_flows: 9, requests: 20, queries: 30, duration: 1h}\n"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if want := (Limits{Up: Rate{1 << 30, 24 * time.Hour}, Down: Rate{Bytes: 5 << 30}, Flows: 512, Requests: 20, Duration: time.Hour}); p.Limits != want {
+	if want := (Limits{Up: Rate{1 << 30, 24 * time.Hour}, Down: Rate{Bytes: 5 << 30}, Total: Rate{1 << 20, time.Second}, Flows: 512, NewFlows: 9, Requests: 20, Queries: 30, Duration: time.Hour}); p.Limits != want {
 		t.Errorf("limits: %+v", p.Limits)
 	}
 	if r := p.Rules[1]; r.ID != "npm" || r.Line != 10 || r.HTTP.Allow[0].MaxBody != 1<<20 || len(r.HTTP.Allow[0].Methods) != 2 || r.Ports[0] != (PortRange{443, 443}) {

@@ -102,7 +102,7 @@ func (r *Rule) describe(now time.Time) RuleDescription {
 		add("with the DNS records " + and(r.DNSTypes))
 	}
 	if limits := r.Limits.describe(); limits != "" {
-		add("to each of them " + limits)
+		add("all together " + limits)
 	}
 	if r.Once {
 		add("once")
@@ -174,11 +174,16 @@ func (l Limits) describe() string {
 	if l.Down.Bytes > 0 {
 		add("at most " + l.Down.String() + " received")
 	}
-	if l.Flows > 0 {
-		add(strconv.FormatInt(l.Flows, 10) + " flows at a time")
+	if l.Total.Bytes > 0 {
+		add("at most " + l.Total.String() + " in both directions")
 	}
-	if l.Requests > 0 {
-		add(strconv.FormatInt(l.Requests, 10) + " requests a second")
+	for _, count := range []struct {
+		n    int64
+		what string
+	}{{l.Flows, "flows at a time"}, {l.NewFlows, "new flows a second"}, {l.Requests, "requests a second"}, {l.Queries, "queries for names a second"}} {
+		if count.n > 0 {
+			add(strconv.FormatInt(count.n, 10) + " " + count.what)
+		}
 	}
 	if l.Duration > 0 {
 		add("each flow for " + l.Duration.String() + " at most")

@@ -187,11 +187,16 @@ func (l Limits) fields() object {
 	if l.Down.Bytes > 0 {
 		put(&o, "down", l.Down.String())
 	}
-	if l.Flows > 0 {
-		o = append(o, field{"flows", literal(strconv.FormatInt(l.Flows, 10))})
+	if l.Total.Bytes > 0 {
+		put(&o, "total", l.Total.String())
 	}
-	if l.Requests > 0 {
-		o = append(o, field{"requests", literal(strconv.FormatInt(l.Requests, 10))})
+	for _, count := range []struct {
+		key string
+		n   int64
+	}{{"flows", l.Flows}, {"new_flows", l.NewFlows}, {"requests", l.Requests}, {"queries", l.Queries}} {
+		if count.n > 0 {
+			o = append(o, field{count.key, literal(strconv.FormatInt(count.n, 10))})
+		}
 	}
 	if l.Duration > 0 {
 		put(&o, "duration", l.Duration.String())

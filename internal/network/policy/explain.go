@@ -65,6 +65,9 @@ func (v Verdict) Explain() string {
 	case ReasonNoSession:
 		return text + ": the sandbox has ended."
 	case ReasonLimit:
+		if v.Rule == "" {
+			by = "the policy"
+		}
 		return text + ": the limit of " + by + " is used up" + note(v.Detail) + "."
 	}
 	// What is wrong with a request.

@@ -64,7 +64,7 @@ type Rule struct {
 	DNSTypes []string
 	HTTP     *HTTP     // nil: any request, not looked at
 	Attach   []string  // ids of credentials for requests to this rule's destinations
-	Limits   Limits    // of each destination's flows together
+	Limits   Limits    // of all its flows together
 	Expires  time.Time // zero: never
 	Once     bool      // for one flow
 	Action   Action    // empty: Allow
@@ -137,9 +137,12 @@ type Match struct {
 
 // Limits bounds what is used of the network. Zero means no limit of that kind.
 type Limits struct {
-	Up, Down Rate
+	Up, Down Rate          // out of the sandbox and into it
+	Total    Rate          // both together
 	Flows    int64         // at the same time
-	Requests int64         // a second
+	NewFlows int64         // a second
+	Requests int64         // a second, of those that are looked into
+	Queries  int64         // for names, a second; of the whole sandbox only
 	Duration time.Duration // of a flow
 }
 
@@ -202,6 +205,13 @@ func (r *Rule) check() error {
 	case r.action() == Deny && (r.HTTP != nil || len(r.Attach) > 0):
 		return berm.Errorf(berm.Invalid, "rule %s denies and yet says which requests are allowed", r.ID).
 			WithHint("to deny some requests, allow the destination and list them under http: deny:")
+	case r.action() == Deny && r.Limits != (Limits{}):
+		return berm.Errorf(berm.Invalid, "rule %s denies and yet has limits", r.ID)
+	case r.Limits.Queries > 0:
+		return berm.Errorf(berm.Invalid, "rule %s limits queries, which belong to no rule", r.ID).WithHint("put it into the limits of the policy")
+	case r.Limits.Requests > 0 && !r.inspects():
+		return berm.Errorf(berm.Invalid, "rule %s limits requests, which it does not look into", r.ID).
+			WithHint("http: {} in the rule has every request looked into")
 	case r.HTTP != nil && len(r.HTTP.Allow) == 0:
 		return berm.Errorf(berm.Invalid, "rule %s allows no request", r.ID).
 			WithHint("what http: allow: does not list is denied; allow: [{}] is every request")

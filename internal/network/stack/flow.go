@@ -37,6 +37,10 @@ type Flow struct {
 	Source      netip.AddrPort // in the sandbox
 	Destination netip.AddrPort // as the sandbox names it
 	Start       time.Time
+	// Meter is called before bytes pass, up from the sandbox or down to it, and may take its
+	// time: the sandbox waits. After an error they do not pass, and whoever uses the
+	// connection gets it. A judge sets it before it returns; nil lets everything pass.
+	Meter func(ctx context.Context, up bool, n int) error
 
 	up, down atomic.Int64
 	active   atomic.Int64 // when the last byte passed, in nanoseconds since Start
@@ -81,6 +85,14 @@ func (f *Flow) connected(abort func()) {
 func (f *Flow) count(n *atomic.Int64, bytes int) {
 	n.Add(int64(bytes))
 	f.active.Store(int64(time.Since(f.Start)))
+}
+
+// meter asks the judge's.
+func (f *Flow) meter(up bool, n int) error {
+	if f.Meter == nil || n <= 0 {
+		return nil
+	}
+	return f.Meter(f.ctx, up, n)
 }
 
 func (f *Flow) idle() time.Duration { return time.Since(f.Start) - time.Duration(f.active.Load()) }

@@ -33,7 +33,7 @@ func TestANameFromTheQueryToTheConnection(t *testing.T) {
 		}
 	}()
 	names := dns.NewNames()
-	answers := dns.NewResponder(names, func(name string) bool { return name == "good.test" })
+	answers := dns.NewResponder(names, func(name string) bool { return name == "good.test" }, func() bool { return true })
 	lookups := make(chan string, 10)
 	dialer := &dns.Dialer{
 		Lookup: func(_ context.Context, name string) ([]netip.Addr, error) {

@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/header"
@@ -54,7 +53,7 @@ type Conn interface {
 }
 
 // Limits bounds what one sandbox's flows may cost. The zero value of a field takes the
-// number of Defaults; bandwidth zero is no limit.
+// number of Defaults.
 type Limits struct {
 	Flows       int           // at one time, TCP and UDP
 	Datagrams   int           // of these UDP
@@ -66,7 +65,6 @@ type Limits struct {
 	Buffers     int           // bytes waiting in all connections together; 32 KiB for each of Flows, the rest is shared
 	IdleTCP     time.Duration // until a silent connection is reset
 	IdleUDP     time.Duration // until silence ends a UDP flow
-	Up, Down    int64         // bytes per second, of all flows together
 }
 
 // Defaults are the limits of a sandbox for which nothing else was asked.
@@ -93,7 +91,6 @@ type Stack struct {
 	cancel   context.CancelFunc
 	handlers sync.WaitGroup
 	queries  chan struct{}
-	up, down *rate.Limiter // nil: no limit
 
 	mu       sync.Mutex
 	table    table
@@ -115,7 +112,6 @@ func New(fd int, j Judge, l Limits) (*Stack, error) {
 	s := &Stack{
 		judge: j, limits: l, link: e,
 		queries: make(chan struct{}, l.Queries),
-		up:      limiter(l.Up), down: limiter(l.Down),
 		table:   newTable(l),
 		waiting: map[stack.TransportEndpointID]*waiting{},
 	}
@@ -171,7 +167,6 @@ func New(fd int, j Judge, l Limits) (*Stack, error) {
 
 func (l Limits) filled() Limits {
 	d := Defaults
-	d.Up, d.Down = l.Up, l.Down
 	for _, f := range []struct{ want, have *int }{
 		{&l.Flows, &d.Flows}, {&l.Datagrams, &d.Datagrams}, {&l.Destination, &d.Destination}, {&l.Pending, &d.Pending},
 		{&l.Burst, &d.Burst}, {&l.Queries, &d.Queries}, {&l.Buffers, &d.Buffers},

@@ -12,6 +12,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -280,17 +281,58 @@ func TestLimits(t *testing.T) {
 			t.Errorf("a silent connection: %v", err)
 		}
 	})
-	t.Run("bandwidth", func(t *testing.T) {
-		b := start(t, &judge{tcp: echo}, stack.Limits{Up: 1 << 20})
-		c := b.mustDial(t, "tcp", "192.0.2.1:7")
-		begin := time.Now()
-		go func() {
-			_, _ = c.Write(make([]byte, 1<<20))
-			_ = c.(*net.TCPConn).CloseWrite()
-		}()
-		n, err := io.Copy(io.Discard, c)
-		if took := time.Since(begin); n != 1<<20 || err != nil || took < 800*time.Millisecond {
-			t.Errorf("%d bytes in %v at 1 MiB/s: %v", n, took, err)
+	t.Run("meter", func(t *testing.T) {
+		// What the meter refuses does not pass, in either direction and by either way to read.
+		for _, up := range []bool{true, false} {
+			for _, spliced := range []bool{true, false} {
+				const most = 100 << 10
+				var got atomic.Int64
+				var left atomic.Int64
+				left.Store(most)
+				serve := func(c stack.Conn, f *stack.Flow) {
+					defer f.Reset()
+					buffer := make([]byte, 16<<10)
+					if !up { // the client is there
+						_, _ = c.Read(buffer)
+					}
+					for err := error(nil); err == nil; {
+						var n int
+						switch {
+						case up && spliced:
+							var all int64
+							all, err = c.(io.WriterTo).WriteTo(io.Discard)
+							n = int(all)
+						case up:
+							n, err = c.Read(buffer)
+						default:
+							n, err = c.Write(buffer)
+						}
+						got.Add(int64(n))
+					}
+				}
+				j := &judge{tcp: func(_ context.Context, f *stack.Flow) func(stack.Conn) {
+					f.Meter = func(_ context.Context, way bool, n int) error {
+						if way == up && left.Add(-int64(n)) < 0 {
+							return errors.New("used up")
+						}
+						return nil
+					}
+					return func(c stack.Conn) { serve(c, f) }
+				}}
+				b := start(t, j, stack.Limits{})
+				c := b.mustDial(t, "tcp", "192.0.2.1:7")
+				if up {
+					_, _ = c.Write(make([]byte, 1<<20))
+				} else {
+					_, _ = c.Write([]byte{1})
+				}
+				if n, _ := io.Copy(io.Discard, c); n > most {
+					t.Errorf("up %v: %d bytes came back", up, n)
+				}
+				if total := got.Load(); total > most || total < most/4 {
+					t.Errorf("up %v, spliced %v: %d bytes passed", up, spliced, total)
+				}
+			}
 		}
 	})
 }

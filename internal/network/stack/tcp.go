@@ -6,7 +6,6 @@ import (
 	"io"
 	"time"
 
-	"golang.org/x/time/rate"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -59,7 +58,7 @@ func (s *Stack) connect(r *tcp.ForwarderRequest) {
 	gone, closed := waiter.NewChannelEntry(waiter.EventHUp)
 	queue.EventRegister(&gone)
 	defer queue.EventUnregister(&gone)
-	serve(&conn{TCPConn: gonet.NewTCPConn(&queue, ep), ep: ep, queue: &queue, flow: f, stack: s})
+	serve(&conn{TCPConn: gonet.NewTCPConn(&queue, ep), ep: ep, queue: &queue, flow: f})
 	ep.Close()
 	// It counts until the sandbox has taken what is left, or its time is up.
 	timer := time.NewTimer(linger)
@@ -116,28 +115,27 @@ func (s *Stack) giveBack(share int) {
 	s.mu.Unlock()
 }
 
-// conn counts and paces a connection.
+// conn counts and meters a connection.
 type conn struct {
 	*gonet.TCPConn
 	ep    tcpip.Endpoint
 	queue *waiter.Queue
 	flow  *Flow
-	stack *Stack
 }
 
 // Read reads what the sandbox sent.
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.TCPConn.Read(b)
-	c.flow.count(&c.flow.up, n)
-	if paced := pace(c.flow.ctx, c.stack.up, n); err == nil {
-		err = paced
+	if over := c.flow.meter(true, n); over != nil {
+		return 0, over
 	}
+	c.flow.count(&c.flow.up, n)
 	return n, err
 }
 
 // Write sends to the sandbox.
 func (c *conn) Write(b []byte) (int, error) {
-	if err := pace(c.flow.ctx, c.stack.down, len(b)); err != nil {
+	if err := c.flow.meter(false, len(b)); err != nil {
 		return 0, err
 	}
 	n, err := c.TCPConn.Write(b)
@@ -183,29 +181,9 @@ func (c *conn) writeOnce(w io.Writer) (int, error) {
 	default:
 		return 0, io.ErrUnexpectedEOF
 	}
-	c.flow.count(&c.flow.up, result.Count)
-	if err := pace(c.flow.ctx, c.stack.up, result.Count); err != nil {
+	if err := c.flow.meter(true, result.Count); err != nil {
 		return 0, err
 	}
+	c.flow.count(&c.flow.up, result.Count)
 	return w.Write(b[:result.Count])
-}
-
-// limiter allows bytes per second, a tenth of a second's at once.
-func limiter(bytes int64) *rate.Limiter {
-	if bytes <= 0 {
-		return nil
-	}
-	return rate.NewLimiter(rate.Limit(bytes), int(max(bytes/10, 1)))
-}
-
-// pace waits until n bytes may pass.
-func pace(ctx context.Context, l *rate.Limiter, n int) error {
-	for l != nil && n > 0 {
-		part := min(n, l.Burst())
-		if err := l.WaitN(ctx, part); err != nil {
-			return err
-		}
-		n -= part
-	}
-	return nil
 }

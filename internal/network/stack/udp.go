@@ -79,7 +79,7 @@ func (s *Stack) exchange(f *Flow, r *udp.ForwarderRequest, id stack.TransportEnd
 		return
 	}
 	f.connected(ep.Abort)
-	conn := &datagrams{UDPConn: gonet.NewUDPConn(&queue, ep), flow: f, stack: s}
+	conn := &datagrams{UDPConn: gonet.NewUDPConn(&queue, ep), flow: f}
 	serve(conn)
 	ep.Close()
 }
@@ -151,11 +151,10 @@ func (s *Stack) send(id stack.TransportEndpointID, protocol tcpip.TransportProto
 	_ = route.WritePacket(stack.NetworkHeaderParams{Protocol: protocol, TTL: 64}, packet)
 }
 
-// datagrams counts and paces a UDP flow.
+// datagrams counts and meters a UDP flow.
 type datagrams struct {
 	*gonet.UDPConn
-	flow  *Flow
-	stack *Stack
+	flow *Flow
 }
 
 var _ net.Conn = (*datagrams)(nil)
@@ -163,16 +162,16 @@ var _ net.Conn = (*datagrams)(nil)
 // Read reads one datagram of the sandbox's.
 func (c *datagrams) Read(b []byte) (int, error) {
 	n, err := c.UDPConn.Read(b)
-	c.flow.count(&c.flow.up, n)
-	if paced := pace(c.flow.ctx, c.stack.up, n); err == nil {
-		err = paced
+	if over := c.flow.meter(true, n); over != nil {
+		return 0, over
 	}
+	c.flow.count(&c.flow.up, n)
 	return n, err
 }
 
 // Write sends one datagram to the sandbox.
 func (c *datagrams) Write(b []byte) (int, error) {
-	if err := pace(c.flow.ctx, c.stack.down, len(b)); err != nil {
+	if err := c.flow.meter(false, len(b)); err != nil {
 		return 0, err
 	}
 	n, err := c.UDPConn.Write(b)

@@ -63,14 +63,8 @@ func enforceable(p *policy.Policy) error {
 	if p.DNS.Real || len(p.DNS.Types) > 0 {
 		return cannot("dns: mode and types")
 	}
-	if p.Limits != (policy.Limits{}) {
-		return cannot("limits:")
-	}
 	for i := range p.Rules {
-		switch r := &p.Rules[i]; {
-		case r.Limits != (policy.Limits{}):
-			return cannot("limits: in rules")
-		case len(r.DNSTypes) > 0:
+		if len(p.Rules[i].DNSTypes) > 0 {
 			return cannot("dns_types:")
 		}
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
 
@@ -32,6 +33,8 @@ type flow struct {
 	judge    *policy.Evaluator // whose verdict it is
 	brokered bool              // it was handed over; under the sandbox's lock
 	endpoint string            // by whose name it was asked for
+	use      *quota.Use        // of the policy's limits
+	timer    *time.Timer       // at the end of its time; nil: it has no end; under the sandbox's lock
 
 	mu      sync.Mutex
 	address string          // that was dialed
@@ -103,6 +106,14 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	v := x.policy.Decide(question)
 	f.verdict, f.judge = v, x.policy
 	allowed := v.Action == policy.Allow && (!inspects(v) || x.ca != nil || x.broker != nil)
+	var limit *quota.Exceeded
+	if allowed {
+		use, err := x.quota.Open(v.Rule)
+		if allowed = !errors.As(err, &limit); allowed {
+			f.use, inside.Meter = use, f.meter
+			f.time()
+		}
+	}
 	if allowed {
 		if v.Match != nil && v.Match.Once {
 			x.spent[v.Rule] = true
@@ -113,10 +124,12 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	if allowed {
 		return f
 	}
-	switch v.Action {
-	case policy.Ask:
+	switch {
+	case limit != nil:
+		v = beyond(v, limit)
+	case v.Action == policy.Ask:
 		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule asks, and nobody answers here"
-	case policy.Allow:
+	case v.Action == policy.Allow:
 		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, and the sandbox was not made to trust that"
 	}
 	f.deny(v)
@@ -159,7 +172,10 @@ func (x *sandbox) rejudge(f *flow) {
 	if v.Action != policy.Allow {
 		f.deny(v)
 		f.inside.Reset()
+		return
 	}
+	f.use.Move(v.Rule)
+	f.time()
 }
 
 // inspects says whether the requests of a flow are looked into. What is not direct is TLS or
@@ -183,6 +199,7 @@ func direct(v policy.Verdict) bool {
 func (x *sandbox) end(f *flow) {
 	x.mu.Lock()
 	delete(x.live, f)
+	f.release()
 	x.mu.Unlock()
 	x.record(f)
 }
@@ -328,6 +345,11 @@ func (a requests) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
 	v := a.sandbox.current(a.flow)
 	a.sandbox.mu.Unlock()
 	v = v.DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
+	if v.Action == policy.Allow {
+		if limit := (*quota.Exceeded)(nil); errors.As(a.sandbox.quota.Request(v.Rule), &limit) {
+			v = beyond(v, limit)
+		}
+	}
 	if v.Action != policy.Allow {
 		a.flow.deny(v)
 	}

@@ -24,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress/compile"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
 
@@ -190,8 +191,8 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	if err != nil {
 		return nil, nil, err
 	}
-	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), live: map[*flow]struct{}{}}
-	x.responder = dns.NewResponder(x.names, x.resolves)
+	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
+	x.responder = dns.NewResponder(x.names, x.resolves, x.admits)
 	if warnings, err = x.set(o); err == nil {
 		switch {
 		case o.Broker:
@@ -266,6 +267,7 @@ type sandbox struct {
 	responder *dns.Responder
 
 	events *events
+	quota  *quota.Quota
 	ca     *inspect.CA // nil: no requests are looked into
 	trust  *egress.Trust
 	broker *egress.Wire // looks into requests in our stead; nil for none
@@ -298,6 +300,7 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	x.policy, x.spent = e, map[string]bool{}
+	x.quota.Set(p)
 	for f := range x.live {
 		x.rejudge(f)
 	}

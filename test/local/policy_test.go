@@ -1,0 +1,71 @@
+package local
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+// policyFile writes a policy.
+func (p *person) policyFile(document string) string {
+	p.Helper()
+	p.write("policy.yaml", "version: 1\n"+document)
+	return p.path("policy.yaml")
+}
+
+// bash is sh with bash.
+func (p *person) bash(script string, flags ...string) result {
+	p.Helper()
+	return p.berm(slices.Concat([]string{"run"}, flags, []string{"--", "bash", "-c", script})...)
+}
+
+// Each limit of a policy is kept, and whoever meets it is told which it is.
+func TestNetworkLimits(t *testing.T) {
+	online(t, func(p *person) {
+		// Answers of /fill/N have N bytes.
+		for name, c := range map[string]struct{ policy, script, out, told string }{
+			"bytes received": {
+				"rules: [{id: web, to: [www.example], limits: {down: 300KiB}}]",
+				"for i in 1 2 3 4; do curl -s -m 10 -o f http://www.example/fill/100000 && echo yes || echo no; done",
+				"yes\nyes\nyes\nno\n", "denied: www.example:80 (limit): www.example:80: the limit of rule web is used up (300KiB received).",
+			},
+			"bytes sent, of all": {
+				"limits: {up: 100KiB}\nrules: [{id: web, to: [www.example]}]",
+				"head -c 200000 /dev/zero > f; curl -s -m 10 -T f -o /dev/null http://www.example/ && echo yes || echo no; curl -s -m 10 -o /dev/null http://www.example/ && echo yes || echo no",
+				"no\n", "the limit of the policy is used up (100KiB sent)",
+			},
+			"new flows": {
+				"rules: [{id: web, to: [www.example], limits: {new_flows: 2}}]",
+				"for i in 1 2 3; do curl -s -m 10 -o /dev/null http://www.example/ && echo yes || echo no; done",
+				"yes\nyes\nno\n", "(limit): www.example:80: the limit of rule web is used up (2 new flows a second)",
+			},
+			"flows": {
+				"rules: [{id: web, to: [www.example], limits: {flows: 1}}]",
+				"exec 3<>/dev/tcp/www.example/80; curl -s -m 10 -o /dev/null http://www.example/ && echo yes || echo no; exec 3>&-",
+				"no\n", "(1 flows at a time)",
+			},
+			"duration": {
+				"rules: [{id: web, to: [www.example], limits: {duration: 300ms}}]",
+				"exec 3<>/dev/tcp/www.example/80; printf 'GET / HTTP/1.1\\r\\n' >&3; timeout 10 cat <&3; echo over $?",
+				"over ", "(300ms for one flow)",
+			},
+			"requests": {
+				"rules: [{id: web, to: [www.example], http: {}, limits: {requests: 2}}]",
+				"curl -s -m 10 -w '%{http_code}\\n' -o /dev/null http://www.example/ -o /dev/null http://www.example/ -o /dev/null http://www.example/",
+				"200\n200\n429\n", "denied: www.example:80 (limit): GET / at www.example:80 is not allowed: 2 requests a second",
+			},
+			"queries": {
+				"limits: {queries: 1}\nrules: [{id: web, to: [www.example]}]",
+				"export RES_OPTIONS='attempts:1 timeout:1'; for i in 1 2 3 4 5 6; do getent ahostsv4 a$i.example >/dev/null & done; wait",
+				"", "denied: queries for names (limit): the limit of 1 queries a second is used up",
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				r := p.bash("cd /tmp\n"+c.script, "--policy", p.policyFile(c.policy), "--open", opened)
+				if !strings.Contains(r.stdout, c.out) || !strings.Contains(r.stderr, c.told) {
+					t.Errorf("%v", r)
+				}
+			})
+		}
+	})
+}
