@@ -35,8 +35,14 @@ type Probe struct {
 	Abuse     bool             // uses up what it can until it is killed
 	Next      string           // command that must print CLEAN in the next sandbox
 	HostValue []string         // host files whose content must not be printed
+	Needs     []string         // "internet", "inspection" of requests, "credential"
+	Denied    []Denial         // must be recorded
+	Passed    []string         // "HOST/PATH" that the internet must have seen, so that a probe whose network is broken is none
 	Script    string
 }
+
+// Denial is one that must be in the record of a sandbox.
+type Denial struct{ Target, Reason string }
 
 // Load reads the corpus, sorted by id.
 func Load() ([]Probe, error) {
@@ -48,9 +54,13 @@ func Load() ([]Probe, error) {
 	if err != nil {
 		return nil, err
 	}
+	internet, err := corpus.ReadFile("corpus/internet.py")
+	if err != nil {
+		return nil, err
+	}
 	var probes []Probe
 	for _, entry := range entries {
-		if entry.Name() == "prelude.py" {
+		if entry.Name() == "prelude.py" || entry.Name() == "internet.py" {
 			continue
 		}
 		text, err := corpus.ReadFile("corpus/" + entry.Name())
@@ -61,7 +71,9 @@ func Load() ([]Probe, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", entry.Name(), err)
 		}
-		if probe.Kind == "py" {
+		if probe.Kind == "py" && len(probe.Needs) > 0 {
+			probe.Script = string(internet) + "\n" + probe.Script
+		} else if probe.Kind == "py" {
 			probe.Script = string(prelude) + "\n" + probe.Script
 		}
 		probes = append(probes, probe)
@@ -115,6 +127,13 @@ func parse(name, text string) (Probe, error) {
 			probe.Abuse = value == "yes"
 		case "next":
 			probe.Next = value
+		case "needs":
+			probe.Needs = strings.Fields(value)
+		case "denied":
+			target, reason, _ := strings.Cut(value, " ")
+			probe.Denied = append(probe.Denied, Denial{target, reason})
+		case "passed":
+			probe.Passed = append(probe.Passed, strings.Fields(value)...)
 		case "host-value":
 			probe.HostValue = strings.Fields(value)
 		default:

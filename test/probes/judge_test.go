@@ -67,6 +67,14 @@ type box interface {
 	kill(ctx context.Context) error
 }
 
+// online is a venue with a network.
+type online interface {
+	venue
+	// outside says what came out of a sandbox that may not, or what is missing of what a
+	// probe must have led to.
+	outside(probe Probe) (verdict Verdict, why string)
+}
+
 // judge holds what is planted on the host.
 type judge struct {
 	dir    string            // for what is planted
@@ -224,6 +232,14 @@ func (j *judge) run(v venue, probe Probe, user string) (verdict Verdict, why, ou
 			return Escaped, "host changed: " + difference, output
 		}
 	}
+	missing := ""
+	if o, ok := v.(online); ok {
+		if verdict, why := o.outside(probe); verdict == Escaped {
+			return verdict, why, output
+		} else if verdict != Safe {
+			missing = why
+		}
+	}
 	for _, re := range probe.Escaped {
 		if match := re.FindString(output); match != "" {
 			return Escaped, fmt.Sprintf("output matches %q: %q", re, match), output
@@ -249,6 +265,9 @@ func (j *judge) run(v venue, probe Probe, user string) (verdict Verdict, why, ou
 		if !re.MatchString(output) {
 			return Unknown, fmt.Sprintf("output does not match %q (%s)", re, status), output
 		}
+	}
+	if missing != "" {
+		return Unknown, missing, output
 	}
 	if probe.Next != "" {
 		next, err := v.open(ctx, "user", time.Minute)

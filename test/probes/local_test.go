@@ -38,7 +38,7 @@ func TestLocal(t *testing.T) {
 		t.Fatal(err)
 	}
 	probes = slices.DeleteFunc(probes, func(p Probe) bool {
-		return !slices.Contains(p.Where, "local") || p.Abuse && !all
+		return !slices.Contains(p.Where, "local") || len(p.Needs) > 0 || p.Abuse && !all
 	})
 	t.Run("copy", func(t *testing.T) {
 		// A user without a control group has no limit of memory.
@@ -49,7 +49,7 @@ func TestLocal(t *testing.T) {
 		if !all {
 			t.Skip("slow: set BERM_TEST_ALL=1")
 		}
-		v.flags = []string{"--rw", "."}
+		v.flags, v.place = []string{"--rw", "."}, true
 		j.each(t, v, slices.DeleteFunc(probes, func(p Probe) bool { return p.Abuse }), "user", "root")
 	})
 }
@@ -61,6 +61,7 @@ const userID = 1_987_654
 type local struct {
 	accounts map[string]*account
 	flags    []string // of every run
+	place    bool     // that writes into the project
 }
 
 // account is a user of the host who has secrets, a project and another one.
@@ -220,7 +221,7 @@ func (v *local) look() harness.Host {
 		return strings.HasPrefix(key, "cgroup ") && strings.Contains(key, "/berm/run-")
 	})
 	for _, a := range v.accounts {
-		a.look(host, v.flags != nil)
+		a.look(host, v.place)
 		// Nothing may be left of a session but what the next run sweeps away, and the number
 		// that no other gets.
 		entries, _ := os.ReadDir(a.home + "/.local/state/berm/sessions")
@@ -262,13 +263,15 @@ func (v *local) watch(context.Context, bool) (harm func() string) {
 }
 
 func (v *local) open(_ context.Context, user string, _ time.Duration) (box, error) {
-	return &localBox{account: v.accounts[user], flags: v.flags}, nil
+	return &localBox{account: v.accounts[user], flags: v.flags, place: v.place}, nil
 }
 
 // localBox is a box: one `berm run`.
 type localBox struct {
 	*account
 	flags []string
+	place bool
+	held  func() // called when a script is at its end and waits, if it does
 	cmd   *exec.Cmd
 	done  chan error
 }
@@ -282,6 +285,9 @@ func (b *localBox) run(ctx context.Context, kind, script string, env map[string]
 		for name, value := range variables {
 			args = append(args, "--env", name+"="+value)
 		}
+	}
+	if b.held != nil {
+		script += hold[kind]
 	}
 	interpreter := "bash"
 	if kind == "py" {
@@ -306,6 +312,19 @@ func (b *localBox) run(ctx context.Context, kind, script string, env map[string]
 	}
 	b.done = make(chan error, 1)
 	go func() { b.done <- b.cmd.Wait() }()
+	if b.held != nil {
+		go func() {
+			for !strings.Contains(out.String(), atEnd) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-time.After(10 * time.Millisecond):
+				}
+			}
+			b.held()
+			_, _ = screen.WriteString("\n")
+		}()
+	}
 	select {
 	case <-ctx.Done():
 		return out.String(), "", ctx.Err()
@@ -319,12 +338,21 @@ func (b *localBox) run(ctx context.Context, kind, script string, env map[string]
 	return out.String(), state.String(), nil
 }
 
+// atEnd is what a script that is held says at its end.
+const atEnd = "AT-THE-END"
+
+// hold lets scripts wait at their end for a line.
+var hold = map[string]string{
+	"sh": "\necho " + atEnd + "; read -r _\n",
+	"py": "\nprint('" + atEnd + "', flush=True)\nimport sys\nsys.stdin.readline()\n",
+}
+
 // kill ends the run as nobody else can: without a chance for berm to clean up. A next run
 // and berm discard do.
 func (b *localBox) kill(context.Context) error {
 	_ = b.cmd.Process.Kill()
 	<-b.done
-	if b.flags != nil {
+	if b.place {
 		return b.reset()
 	}
 	if _, code := b.do("discard", "--all"); code != 0 {

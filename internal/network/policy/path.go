@@ -125,10 +125,18 @@ func decodeSegment(raw string) (canonical, decoded, why string) {
 			escape(b)
 		}
 	}
-	if !utf8.ValidString(d.String()) {
+	decoded = d.String()
+	switch {
+	case !utf8.ValidString(decoded):
 		return "", "", "is not UTF-8" // also overlong forms of dots and slashes
+	// What servers that convert to older character sets, or normalise (NFKC), make dots and
+	// slashes of.
+	case strings.ContainsAny(decoded, "\uff0f\uff3c\ufe68\u2044\u2215"):
+		return "", "", "has a slash in another form"
+	case strings.ContainsAny(decoded, "\uff0e\u2024\u2025\ufe52") && strings.Trim(decoded, ".\uff0e\u2024\u2025\ufe52") == "":
+		return "", "", "has dots in another form"
 	}
-	return c.String(), d.String(), ""
+	return c.String(), decoded, ""
 }
 
 func unreserved(b byte) bool {

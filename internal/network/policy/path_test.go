@@ -26,7 +26,7 @@ func TestParsePath(t *testing.T) {
 	for _, in := range []string{
 		"", "a", "*", "http://a/b", "//admin", "/a//b", "/a//", "/v1//../admin", "/v1/;/../admin", "/v1/..;/admin", "/v1/.;x/a", "/v1/%2e%2e;/a",
 		`/v1\..\admin`, "/v1/%5c..", "/v1/..%2fadmin", "/v1%2f..%2fadmin", "/a%2f", "/%2fa", "/a%2f%2fb", "/a%2f.;x", "/v1/%252e%252e/admin", "/v1/.%00/admin",
-		"/a\x00", "/a\n", "/a b", "/a?b", "/a#b", "/%", "/%4", "/%zz", "/%0a", "/%c0%ae%c0%ae/", "/\xff", "/%ff", "/" + strings.Repeat("a", maxTarget),
+		"/a\x00", "/a\n", "/a b", "/a?b", "/a#b", "/%", "/%4", "/%zz", "/%0a", "/%c0%ae%c0%ae/", "/a/．．/b", "/a/.%E2%80%A4/b", "/‥/b", "/a/..%ef%bc%8fb", "/a⁄b", "/..＼b", "/\xff", "/%ff", "/" + strings.Repeat("a", maxTarget),
 	} {
 		if p, err := parsePath(in); berm.KindOf(err) != berm.Invalid || err == nil {
 			t.Errorf("%q is %q, %v", in, p.text, err)
@@ -86,7 +86,7 @@ func TestMatchStars(t *testing.T) {
 // FuzzParsePath: the canonical form is one, means the same to net/url, and climbs
 // nowhere.
 func FuzzParsePath(f *testing.F) {
-	for _, s := range []string{"/", "/a/../b", "/%2e%2e/", "/a%2Fb;c", "/v1/..%2fadmin", "/%252e", "/%c0%ae", "/ü/", "/;/", "/a;b/.;/c", "//", "/%e2%80%a8", "/a%3b"} {
+	for _, s := range []string{"/", "/a/../b", "/%2e%2e/", "/a%2Fb;c", "/v1/..%2fadmin", "/%252e", "/%c0%ae", "/ü/", "/;/", "/a;b/.;/c", "//", "/%e2%80%a8", "/．．/", "/a／b", "/a%3b"} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {

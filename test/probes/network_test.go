@@ -1,0 +1,196 @@
+package probes
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm/test/harness"
+)
+
+// holds says which of the secrets a process has in memory, or why that cannot be known.
+func holds(pid int, secrets ...string) string {
+	for _, secret := range secrets {
+		found, err := harness.Holds(pid, secret)
+		if err != nil {
+			return err.Error()
+		}
+		if found {
+			return "a secret in the memory"
+		}
+	}
+	return ""
+}
+
+// TestNetworkLocal runs the probes of networks and credentials in `berm run`, as an ordinary
+// user and as root.
+func TestNetworkLocal(t *testing.T) {
+	if !all {
+		t.Skip("slow: set BERM_TEST_ALL=1")
+	}
+	v, j := newLocal(t)
+	o := newOnlineLocal(t, v, j)
+	o.controls(t, j)
+	probes, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	probes = slices.DeleteFunc(probes, func(p Probe) bool { return !slices.Contains(p.Where, "local") || len(p.Needs) == 0 })
+	j.each(t, o, probes, "user", "root")
+}
+
+// onlineLocal is a venue: `berm run` with a policy and credentials.
+type onlineLocal struct {
+	*local
+	*world
+	account *account // of the last run
+	read    int64    // so much of its log was there before
+	harmed  string   // what was seen while a script waited at its end
+}
+
+func newOnlineLocal(t *testing.T, v *local, j *judge) *onlineLocal {
+	o := &onlineLocal{local: v, world: newWorld(t, j)}
+	sibling := newAccount(t, j, userID+1)
+	authority := filepath.Join(publicDir(t), "authority.pem")
+	if err := os.WriteFile(authority, o.Authority.PEM, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range []*account{v.accounts["user"], v.accounts["root"], sibling} {
+		a.write("work/net.yaml", o.text())
+		a.environ = append(a.environ, "SSL_CERT_FILE="+authority, "API_SECRET="+o.api, "GIT_SECRET="+o.git)
+	}
+	v.flags = []string{
+		"--policy", "../net.yaml", "--cred", "api=env:API_SECRET,host=api.bound.test,host=selfsigned.bound.test,host=expired.bound.test,host=wronghost.bound.test,env=API_TOKEN",
+		"--cred", "git=env:GIT_SECRET,host=git.bound.test,repo=org/allowed,push=refs/heads/agent/*",
+	}
+	for _, a := range v.accounts { // the first run leaves what later ones find
+		if out, code := a.do(append(append([]string{"run"}, v.flags...), "--", "true")...); code != 0 {
+			t.Fatal(out)
+		}
+	}
+	o.neighbour(t, sibling, j)
+	return o
+}
+
+// neighbour is another run with the same rights, beside which the probes run.
+func (o *onlineLocal) neighbour(t *testing.T, a *account, j *judge) {
+	t.Helper()
+	j.env["SIBLING_PORT"] = "47474"
+	cmd := a.command(append(append([]string{"run", "--quiet"}, o.flags...), "--", "python3", "-uc", `
+import hashlib, os, re, socket, ssl
+print(os.environ["API_TOKEN"])
+pem = re.findall("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", open(os.environ["SSL_CERT_FILE"]).read(), re.S)[-1]
+d = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem)).hexdigest().upper()
+print(":".join(d[i:i + 2] for i in range(0, 64, 2)))
+l = socket.create_server(("0.0.0.0", 47474))
+while True:
+    c, _ = l.accept()
+    c.send(b"`+j.token("service of another sandbox")+`")
+    c.close()`)...)
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stderr = os.Stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Process.Kill(); _ = cmd.Wait() })
+	var placeholder, fingerprint string
+	if _, err := fmt.Fscan(out, &placeholder, &fingerprint); err != nil {
+		t.Fatal(err)
+	}
+	j.env["SIBLING_PLACEHOLDER"], j.env["SIBLING_CA"] = placeholder, fingerprint
+}
+
+func (o *onlineLocal) open(ctx context.Context, user string, lifetime time.Duration) (box, error) {
+	o.forget()
+	o.account, o.harmed = o.accounts[user], ""
+	o.read = 0
+	if info, err := os.Stat(o.log()); err == nil {
+		o.read = info.Size()
+	}
+	b, err := o.local.open(ctx, user, lifetime)
+	if err == nil {
+		b.(*localBox).held = func() {
+			o.harmed = o.holders(func(cmdline string) bool {
+				return strings.HasPrefix(cmdline, o.account.berm+"\x00run\x00") || strings.Contains(cmdline, "/bin/berm\x00run\x00") || strings.Contains(cmdline, "berm\x00brokerd")
+			})
+		}
+	}
+	return b, err
+}
+
+func (o *onlineLocal) log() string { return o.account.home + "/.local/state/berm/audit/log.jsonl" }
+
+func (o *onlineLocal) records() []byte {
+	log, _ := os.ReadFile(o.log())
+	return log[min(int(o.read), len(log)):]
+}
+
+func (o *onlineLocal) outside(probe Probe) (Verdict, string) {
+	if o.harmed != "" {
+		return Escaped, o.harmed
+	}
+	if why := o.stored(o.account.dir); why != "" {
+		return Escaped, why
+	}
+	return o.judgement(probe, o.records)
+}
+
+// stored says where a secret lies in files that were not planted.
+func (w *world) stored(dir string) (why string) {
+	_ = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || !entry.Type().IsRegular() {
+			return nil //nolint:nilerr // it is gone
+		}
+		if info, err := entry.Info(); err != nil || info.Size() > 16<<20 {
+			return nil //nolint:nilerr // the program
+		}
+		data, _ := os.ReadFile(path)
+		for _, secret := range []string{w.api, w.git} {
+			if bytes.Contains(data, []byte(secret)) {
+				why = "a secret is in the file " + path
+			}
+		}
+		return nil
+	})
+	return why
+}
+
+// controls lets the judge see what must not be, and what is missing.
+func (o *onlineLocal) controls(t *testing.T, j *judge) {
+	t.Helper()
+	control := func(needs, script string) Probe {
+		probe, err := parse("XX-00.sh", "# id: XX-00\n# title: control\n# expect: D\n# timeout: 10\n# needs: internet\n"+needs+"# safe: ^done\n\n"+script+"\necho done")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return probe
+	}
+	check := func(what string, probe Probe, want Verdict) {
+		t.Helper()
+		if verdict, why, output := j.run(o, probe, "user"); verdict != want {
+			t.Errorf("%s: %s (%s), not %s\n%s", what, verdict, why, want, output)
+		} else {
+			t.Logf("%s: %s", what, why)
+		}
+	}
+	check("what is allowed", control("# passed: allowed.test/x\n", "curl -sS http://allowed.test/x"), Safe)
+	check("what does not come", control("# passed: allowed.test/x\n", "true"), Unknown)
+	check("no denial", control("# denied: evil.test not_listed\n", "true"), Unknown)
+	flags := o.flags
+	defer func() { o.flags = flags }()
+	o.flags = append(slices.Clone(flags), "--allow", "evil.test", "--allow", evil+":9")
+	check("a packet", control("", "curl -sS -m 2 http://"+evil+":9/"), Escaped)
+	check("a name", control("", "curl -sSo /dev/null http://evil.test/"), Escaped)
+	o.flags = append(slices.Clone(flags), "--env", "API_SECRET")
+	check("a secret in memory", control("", "true"), Escaped)
+}
