@@ -18,13 +18,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Addresses of the host of the test and of the other end of its link. Who can, has both
-// versions.
+// Host is the address of the host of the test, and Resolver the one that its
+// /etc/resolv.conf names.
 const (
-	Host, Gateway   = "10.77.0.1", "10.77.0.2"
-	host6, gateway6 = "fd77::1", "fd77::2"
-	// Resolver is the resolver that the host's /etc/resolv.conf names.
+	Host     = "10.77.0.1"
 	Resolver = "9.9.9.9"
+)
+
+// The link also has a version 6, where the kernel has it.
+const (
+	gateway         = "10.77.0.2"
+	host6, gateway6 = "fd77::1", "fd77::2"
 )
 
 // Internet is one. Its methods may be called at any time.
@@ -78,10 +82,10 @@ func (i *Internet) live(made chan<- error) {
 	runtime.LockOSThread() // and never unlocked: the thread ends with the function
 	task := fmt.Sprint(unix.Gettid())
 	home := "ip link add home type veth peer name away netns " + task +
-		" && ip addr add " + Host + "/30 dev home && ip link set home up && ip route add default via " + Gateway +
+		" && ip addr add " + Host + "/30 dev home && ip link set home up && ip route add default via " + gateway +
 		" && if test -e /proc/net/if_inet6; then ip addr add " + host6 + "/64 dev home nodad && ip -6 route add default via " + gateway6 + "; fi"
 	// All addresses are local, but those of the link.
-	away := "ip link set lo up && ip addr add " + Gateway + "/30 dev away && ip link set away up && ip route add local 0.0.0.0/0 dev lo table main" +
+	away := "ip link set lo up && ip addr add " + gateway + "/30 dev away && ip link set away up && ip route add local 0.0.0.0/0 dev lo table main" +
 		" && if test -e /proc/net/if_inet6; then ip addr add " + gateway6 + "/64 dev away nodad && ip -6 route add local ::/0 dev lo table main; fi"
 	before, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err == nil {
@@ -144,7 +148,7 @@ func (i *Internet) Listen(t testing.TB, at netip.Addr, port uint16) net.Listener
 		l, err = net.Listen("tcp", net.JoinHostPort(host, fmt.Sprint(port)))
 		return err
 	})
-	t.Cleanup(func() { l.Close() })
+	t.Cleanup(func() { _ = l.Close() })
 	return l
 }
 

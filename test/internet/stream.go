@@ -52,7 +52,7 @@ func (i *Internet) Serve(t testing.TB, at netip.Addr, handler http.Handler, port
 		server := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ErrorLog: silent}
 		go func() { _ = server.Serve(conns) }()
 		go conns.accept(i)
-		t.Cleanup(func() { server.Close() })
+		t.Cleanup(func() { _ = server.Close() })
 	}
 }
 

@@ -3,6 +3,8 @@ package probes
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -63,11 +65,11 @@ func newOnlineLocal(t *testing.T, v *local, j *judge) *onlineLocal {
 		t.Fatal(err)
 	}
 	for _, a := range []*account{v.accounts["user"], v.accounts["root"], sibling} {
-		a.write("work/net.yaml", o.text())
+		a.write("work/net.json", o.text())
 		a.environ = append(a.environ, "SSL_CERT_FILE="+authority, "API_SECRET="+o.api, "GIT_SECRET="+o.git)
 	}
 	v.flags = []string{
-		"--policy", "../net.yaml", "--cred", "api=env:API_SECRET,host=api.bound.test,host=selfsigned.bound.test,host=expired.bound.test,host=wronghost.bound.test,env=API_TOKEN",
+		"--policy", "../net.json", "--cred", "api=env:API_SECRET,host=api.bound.test,host=selfsigned.bound.test,host=expired.bound.test,host=wronghost.bound.test,env=API_TOKEN",
 		"--cred", "git=env:GIT_SECRET,host=git.bound.test,repo=org/allowed,push=refs/heads/agent/*",
 	}
 	for _, a := range v.accounts { // the first run leaves what later ones find
@@ -193,4 +195,97 @@ func (o *onlineLocal) controls(t *testing.T, j *judge) {
 	check("a name", control("", "curl -sSo /dev/null http://evil.test/"), Escaped)
 	o.flags = append(slices.Clone(flags), "--env", "API_SECRET")
 	check("a secret in memory", control("", "true"), Escaped)
+}
+
+// TestNetworkServer runs them in sandboxes of a server.
+func TestNetworkServer(t *testing.T) {
+	harness.Slow(t)
+	probes, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJudge(t)
+	w := newWorld(t, j)
+	o := newOnlineServer(t, w, j)
+	probes = slices.DeleteFunc(probes, func(p Probe) bool {
+		return !slices.Contains(p.Where, "server") || len(p.Needs) == 0 || slices.ContainsFunc(p.Needs, func(need string) bool { return need != "internet" })
+	})
+	j.each(t, o, probes, "user", "root")
+}
+
+// onlineServer is a venue: the sandboxes of a server that has an internet.
+type onlineServer struct {
+	*server
+	*world
+	read   int64 // so much of its log was there before
+	harmed string
+}
+
+func newOnlineServer(t *testing.T, w *world, j *judge) *onlineServer {
+	t.Helper()
+	o := &onlineServer{server: newServer(t, j), world: w}
+	j.env["API_PORT"], j.env["SIBLING_PORT"] = o.URL[strings.LastIndexByte(o.URL, ':')+1:], "47474"
+	ready := make(chan struct{})
+	go func() {
+		command := harness.Shell("user", `exec python3 -uc '
+import socket
+l = socket.create_server(("0.0.0.0", 47474))
+print("ready")
+while True:
+    c, _ = l.accept()
+    c.send(b"`+j.token("service of another sandbox")+`")
+    c.close()
+'`)
+		command.First = func() { close(ready) }
+		_, _ = o.sibling.Run(t.Context(), command)
+	}()
+	select {
+	case <-ready:
+	case <-time.After(20 * time.Second):
+		t.Fatal("the other sandbox does not listen")
+	}
+	return o
+}
+
+func (o *onlineServer) open(ctx context.Context, user string, lifetime time.Duration) (box, error) {
+	sandbox, err := o.Create(ctx, lifetime, map[string]any{"allow_internet_access": false})
+	if err != nil {
+		return nil, err
+	}
+	if err := o.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/network", json.RawMessage(o.text()), nil); err != nil {
+		return nil, errors.Join(err, sandbox.Kill(ctx))
+	}
+	o.forget()
+	o.read, o.harmed = 0, ""
+	if info, err := os.Stat(o.log()); err == nil {
+		o.read = info.Size()
+	}
+	return onlineServerBox{serverBox{sandbox, user, lifetime}, o}, nil
+}
+
+// onlineServerBox is a box whose processes are searched for secrets after a probe.
+type onlineServerBox struct {
+	serverBox
+	venue *onlineServer
+}
+
+func (b onlineServerBox) run(ctx context.Context, kind, script string, env map[string]string) (output, status string, err error) {
+	output, status, err = b.serverBox.run(ctx, kind, script, env)
+	b.venue.harmed = b.venue.holders(func(cmdline string) bool { return strings.Contains(cmdline, "berm\x00brokerd") })
+	return output, status, err
+}
+
+func (o *onlineServer) log() string { return filepath.Join(o.Data, "audit", "log.jsonl") }
+
+func (o *onlineServer) outside(probe Probe) (Verdict, string) {
+	if o.harmed != "" {
+		return Escaped, o.harmed
+	}
+	if why := o.stored(o.Data); why != "" {
+		return Escaped, why
+	}
+	return o.judgement(probe, func() []byte {
+		log, _ := os.ReadFile(o.log())
+		return log[min(int(o.read), len(log)):]
+	})
 }

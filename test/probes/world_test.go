@@ -40,14 +40,14 @@ const rebinding = "93.184.216.14"
 // evil is the address that nothing may reach.
 const evil = "93.184.216.66"
 
-// policy is that of the probes: it allows as much as it can, and more than anybody may.
-const policy = `version: 1
-rules:
-  - {id: greedy, to: [169.254.0.0/16, 100.100.100.200, 168.63.129.16, 192.0.0.0/24, 10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16, 100.64.0.0/10, 127.0.0.0/8, 0.0.0.0/8, 192.0.2.0/24, 203.0.113.0/24, 224.0.0.0/4, 240.0.0.0/4], ports: [any], proto: any}
-  - {id: l7, to: [l7.allowed.test], http: {allow: [{methods: [GET, POST], paths: ["/v1/**"]}]}}
-  - {id: ro, to: [ro.allowed.test], http: {allow: [{methods: [GET, HEAD]}]}}
-  - {id: names, to: [%s]}
-`
+// policy is that of the probes, in the JSON that is YAML too: it allows as much as it can, and more than anybody may.
+const policy = `{"version": 1, "rules": [
+  {"id": "greedy", "to": ["169.254.0.0/16", "100.100.100.200", "168.63.129.16", "192.0.0.0/24", "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10",
+    "127.0.0.0/8", "0.0.0.0/8", "192.0.2.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"], "ports": ["any"], "proto": "any"},
+  {"id": "l7", "to": ["l7.allowed.test"], "http": {"allow": [{"methods": ["GET", "POST"], "paths": ["/v1/**"]}]}},
+  {"id": "ro", "to": ["ro.allowed.test"], "http": {"allow": [{"methods": ["GET", "HEAD"]}]}},
+  {"id": "names", "to": [%s]}
+]}`
 
 // world is the internet of the probes, with what is secret there.
 type world struct {
@@ -98,7 +98,8 @@ func newWorld(t *testing.T, j *judge) *world {
 func (w *world) text() string {
 	rest := slices.Sorted(maps.Keys(allowed))
 	rest = slices.DeleteFunc(rest, func(n string) bool { return n == "l7.allowed.test" || n == "ro.allowed.test" })
-	return fmt.Sprintf(policy, strings.Join(rest, ", ")+`, "*.rebind.test"`)
+	list, _ := json.Marshal(append(rest, "*.rebind.test")) // strings only
+	return fmt.Sprintf(policy, strings.Trim(string(list), "[]"))
 }
 
 // ServeHTTP answers every request.

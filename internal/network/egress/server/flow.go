@@ -71,6 +71,13 @@ func (f *flow) deny(v policy.Verdict) {
 	}
 }
 
+// refuse is deny by who looks at what the client says.
+func (f *flow) refuse(reason inspect.Reason, why string) {
+	v := f.verdict
+	v.Action, v.Reason, v.Detail = policy.Deny, policy.Reason(reason), why
+	f.deny(v)
+}
+
 func (f *flow) fail(err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -262,6 +269,9 @@ func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) 
 	return func(conn stack.Conn) {
 		defer x.end(f)
 		if err := x.named(ctx, f, conn); err != nil {
+			if denial := (*inspect.Denial)(nil); errors.As(err, &denial) {
+				f.refuse(denial.Reason, denial.Message)
+			}
 			f.fail(err)
 			inside.Reset()
 		}
@@ -321,6 +331,10 @@ func (x *sandbox) look(f *flow, conn *inspect.Conn) error {
 // request tells of a request that was looked into.
 func (x *sandbox) request(f *flow, r inspect.Record) {
 	if !inspects(f.verdict) {
+		// The flow is told, and with it why a request of it was refused.
+		if r.Reason != "" && r.Reason != inspect.ReasonUpstream && r.Reason != inspect.ReasonCertificate {
+			f.refuse(r.Reason, r.Err)
+		}
 		return
 	}
 	e := egress.Event{
