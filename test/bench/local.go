@@ -167,11 +167,13 @@ func (u *user) ways(ctx context.Context, project string) ([]way, error) {
 		ways = append(ways, way{name: "bwrap, all of / read-only", argv: []string{
 			bwrap, "--ro-bind", "/", "/", "--bind", dir, dir, "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-all", "--die-with-parent",
 		}})
-		walled, err := u.walled(ctx, bwrap, project)
-		if err != nil {
-			return nil, err
+		for _, proc := range []bool{false, true} {
+			walled, err := u.walled(ctx, bwrap, project, proc)
+			if err != nil {
+				return nil, err
+			}
+			ways = append(ways, walled)
 		}
-		ways = append(ways, walled)
 	}
 	return append(ways,
 		way{name: "berm run --rw .", argv: []string{berm, "run", "-q", "--rw", ".", "--"}},
@@ -179,17 +181,17 @@ func (u *user) ways(ctx context.Context, project string) ([]way, error) {
 }
 
 // walled is bubblewrap with the namespaces, the view of the host and the filter of system
-// calls that `berm run --rw .` has. It lacks Landlock, limits, private identity files and
-// the id-mapped mounts that root gets.
-func (u *user) walled(ctx context.Context, bwrap, project string) (way, error) {
+// calls that `berm run --rw .` has, and with proc its hidden and read-only parts of /proc and
+// files of identity too. It lacks Landlock, limits and the id-mapped mounts that root gets.
+func (u *user) walled(ctx context.Context, bwrap, project string, proc bool) (way, error) {
 	out, err := u.command(ctx, project, u.top+"/berm", "run", "--print-policy", "--json", "--rw", ".", "--", "true").Output()
 	if err != nil {
 		return way{}, fmt.Errorf("print the policy: %w", err)
 	}
 	var printed struct {
 		Policy struct {
-			Mounts []string // TARGET TYPE OPTIONS, and more in parentheses
-			Masked []string
+			Mounts           []string // TARGET TYPE OPTIONS, and more in parentheses
+			Masked, ReadOnly []string
 		}
 	}
 	if err := json.Unmarshal(out, &printed); err != nil {
@@ -211,11 +213,24 @@ func (u *user) walled(ctx context.Context, bwrap, project string) (way, error) {
 	for _, path := range printed.Policy.Masked {
 		info, err := os.Stat(path)
 		switch {
-		case err != nil || strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/"):
+		case err != nil || strings.HasPrefix(path, "/proc/") && !proc:
 		case info.IsDir():
 			argv = append(argv, "--tmpfs", path)
 		default:
 			argv = append(argv, "--ro-bind", "/dev/null", path)
+		}
+	}
+	name := "bwrap, host as berm run"
+	if proc {
+		name = "bwrap, as berm run"
+		for _, path := range printed.Policy.ReadOnly {
+			argv = append(argv, "--ro-bind", path, path)
+		}
+		argv = append(argv, "--tmpfs", "/sys", "--ro-bind", "/sys/devices/system/cpu", "/sys/devices/system/cpu")
+		for _, path := range []string{"/etc/hostname", "/etc/hosts", "/etc/resolv.conf", "/etc/machine-id"} {
+			if _, err := os.Stat(path); err == nil {
+				argv = append(argv, "--ro-bind", "/etc/hostname", path)
+			}
 		}
 	}
 	profile, err := seccomp.Lookup(seccomp.Default)
@@ -232,7 +247,7 @@ func (u *user) walled(ctx context.Context, bwrap, project string) (way, error) {
 		return way{}, err
 	}
 	argv = append(argv, "--bind", dir, dir, "--chdir", dir, "--remount-ro", "/", "--seccomp", "3")
-	return way{name: "bwrap, as berm run", argv: argv, file: file, wall: true}, nil
+	return way{name: name, argv: argv, file: file, wall: proc}, nil
 }
 
 // prepare is the command of a workload in a way; done closes what it holds open.

@@ -252,25 +252,26 @@ func (s *Sandbox) enter(path string, argv []string, attr *syscall.ProcAttr) erro
 	}
 	sys.Pdeathsig = unix.SIGKILL
 	sys.PidFD = &pidfd
-	switch ids.Kind {
-	case Subordinate:
+	switch {
+	case ids.Kind == Subordinate:
 		// The map needs a living process; these survive the execution before it.
 		sys.AmbientCaps = []uintptr{unix.CAP_SETUID, unix.CAP_SETGID, unix.CAP_SYS_ADMIN}
-	case Leased, Single:
+		sys.Cloneflags |= borrow
+	case ids.mapsItself():
+		// The execution as another id than 0 takes all capabilities but these, mapped or not:
+		// the first three are for the steps of a plan, the others are those with which
+		// overlayfs works on its layers, for it has the rights of whoever mounted it.
+		sys.AmbientCaps = []uintptr{
+			unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP,
+			unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN, unix.CAP_FSETID,
+		}
+		sys.Cloneflags |= borrow
+	default:
 		sys.UidMappings, sys.GidMappings = mappings(ids.UIDs), mappings(ids.GIDs)
 		// An ordinary user may map the own group only without setgroups.
 		sys.GidMappingsEnableSetgroups = ids.Kind == Leased
 		sys.Credential = &syscall.Credential{
 			Uid: uint32(ids.UIDs[0].Inside), Gid: uint32(ids.GIDs[0].Inside), NoSetGroups: ids.Kind == Single,
-		}
-		if ids.UIDs[0].Inside != 0 {
-			// The execution as another id than 0 takes all capabilities but these: the first
-			// three are for the steps of a plan, the others are those with which overlayfs
-			// works on its layers, for it has the rights of whoever mounted it.
-			sys.AmbientCaps = []uintptr{
-				unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP,
-				unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN, unix.CAP_FSETID,
-			}
 		}
 	}
 	into, err := s.group.File()
@@ -301,7 +302,34 @@ func (s *Sandbox) enter(path string, argv []string, attr *syscall.ProcAttr) erro
 		}
 		return fault("start init in new namespaces", err)
 	}
+	if ids.mapsItself() {
+		if err := s.mapOwn(); err != nil {
+			s.Kill()
+			s.reap()
+			return fault("map the own id", err)
+		}
+	}
 	return s.exposeToOOM()
+}
+
+// borrow lets init use the memory of this process until it executes itself. Package syscall
+// does so for all but user namespaces, whose maps it writes before that; here they are
+// written after it. A copy costs two milliseconds: each page that either writes meanwhile
+// is copied, and every processor is told.
+const borrow = unix.CLONE_VM | unix.CLONE_VFORK
+
+// mapOwn gives init the id that it has outside. An ordinary user may map the own group only
+// without setgroups (user_namespaces(7)).
+func (s *Sandbox) mapOwn() error {
+	dir, ids := "/proc/"+strconv.Itoa(s.pid)+"/", s.order.IDs
+	for _, f := range [][2]string{
+		{"uid_map", ids.UIDs[0].String()}, {"setgroups", "deny"}, {"gid_map", ids.GIDs[0].String()},
+	} {
+		if err := os.WriteFile(dir+f[0], []byte(f[1]), 0); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // exposeToOOM takes back the protection from the kernel's search for memory that a

@@ -75,6 +75,13 @@ type Range struct {
 	Count   int `json:"count"`
 }
 
+// mapsItself reports whether init keeps the id that it has outside, so that it can be mapped
+// after init was executed: an execution as uid 0 needs the map before, or it takes all rights.
+func (i IDs) mapsItself() bool { return i.Kind == Single && i.UIDs[0].Inside != 0 }
+
+// String is a line of uid_map or gid_map.
+func (r Range) String() string { return fmt.Sprintf("%d %d %d", r.Inside, r.Outside, r.Count) }
+
 // Tree is a directory or file of the host that init gets as a detached mount.
 type Tree struct {
 	Path string `json:"path,omitempty"`
