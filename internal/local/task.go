@@ -217,7 +217,6 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		}()
 	}
 	result.Outcome, err = Run(ctx, r)
-	close(ended)
 	noting.Wait()
 	if err != nil {
 		if weaker(t, err) {
@@ -240,6 +239,7 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		}
 		return result, nil // and Clean removes the session
 	}
+	close(ended)
 	if result.Started {
 		// A long recording is not waited for: of what it lacks, changes are judged by time.
 		patience := time.AfterFunc(2*time.Second, stop)
