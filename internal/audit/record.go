@@ -25,7 +25,18 @@ const (
 	SandboxExit   Type = "sandbox.exit"   // data: Exit
 	AgentLost     Type = "agent.lost"     // the guest agent ended and was started again
 	LimitHit      Type = "limit.hit"      // data: limit
-	PolicySet     Type = "policy.set"     // data: the policy
+	// Commands that the API started.
+	ExecStart Type = "exec.start" // data: Command
+	ExecExit  Type = "exec.exit"  // data: Command; blob: its Frames
+	// Processes inside, whoever started them.
+	ProcFork Type = "proc.fork" // data: Process
+	ProcExec Type = "proc.exec" // data: Process
+	ProcExit Type = "proc.exit" // data: Process
+	ProcSum  Type = "proc.sum"  // data: ProcessSum, in the place of single records in a flood
+	// Files inside.
+	FileAPI       Type = "fs.api"     // the files API read or wrote one; data: FileAccess
+	FileChange    Type = "fs.change"  // what the writable layer differs in; data: Changes
+	PolicySet     Type = "policy.set" // data: the policy
 	KeyCreate     Type = "key.create"
 	KeyRevoke     Type = "key.revoke"
 	TemplateBuild Type = "template.build"
@@ -39,7 +50,10 @@ const (
 	CredentialMisuse Type = "credential.misuse" // it did not: what stands for one was out of place
 	CredentialLeak   Type = "credential.leak"   // it did not: the secret itself came from inside
 	CredentialEcho   Type = "credential.echo"   // a reply held one, which was masked
-	Gap              Type = "audit.gap"         // records were lost; data: source, count
+	// Of the log itself.
+	Gap        Type = "audit.gap"        // records were lost; data: source, count
+	KeyRotate  Type = "audit.key"        // another key signs from now on; data: KeyChange
+	Checkpoint Type = "audit.checkpoint" // a moment of a sandbox worth going back to in a replay
 )
 
 // Trust says who observed what a record tells.

@@ -1,0 +1,87 @@
+package audit
+
+// Command is a command that the API started in a sandbox.
+type Command struct {
+	PID  int      `json:"pid"` // inside
+	Argv []string `json:"argv"`
+	Cwd  string   `json:"cwd,omitempty"`
+	User string   `json:"user,omitempty"`
+	Env  []string `json:"env,omitempty"` // the names of variables: values may be secrets
+	TTY  *Size    `json:"tty,omitempty"` // nil: it has no terminal
+	// Of its end.
+	Code   *int   `json:"code,omitempty"`
+	Signal string `json:"signal,omitempty"`
+	Millis int64  `json:"ms,omitempty"`
+	Output int64  `json:"output,omitempty"` // bytes that it wrote, of which Frames may keep a part
+}
+
+// Size is the size of a terminal in characters.
+type Size struct {
+	Columns int `json:"columns"`
+	Rows    int `json:"rows"`
+}
+
+// Process is a process of a sandbox at one moment.
+type Process struct {
+	PID  int `json:"pid"`            // inside, 0 if the source knows only HostPID
+	PPID int `json:"ppid,omitempty"` // inside
+	Host int `json:"host,omitempty"` // the process id on the host
+	UID  int `json:"uid"`            // inside, or on the host if the source knows no other
+	// Of an execution.
+	Exe    string   `json:"exe,omitempty"` // the file that runs, by its path inside
+	SHA256 string   `json:"sha256,omitempty"`
+	Argv   []string `json:"argv,omitempty"`
+	Cwd    string   `json:"cwd,omitempty"`
+	Cut    bool     `json:"cut,omitempty"` // Argv is longer than what was kept
+	// Of an end.
+	Code   *int   `json:"code,omitempty"`
+	Signal string `json:"signal,omitempty"`
+}
+
+// ProcessSum tells of many executions of one program in the second that the record ends.
+type ProcessSum struct {
+	Exe   string `json:"exe"`
+	Count int    `json:"count"`
+}
+
+// FileAccess is one use of the files API.
+type FileAccess struct {
+	Path   string `json:"path"`
+	Op     string `json:"op"` // "read", "write", "remove", "move", "mkdir", "list"
+	Size   int64  `json:"size,omitempty"`
+	SHA256 string `json:"sha256,omitempty"` // of what was written or read in whole
+	To     string `json:"to,omitempty"`     // of a move
+}
+
+// Changes is what a sandbox's writable layer differs in from its template, at the end or
+// when it was looked at. Content of small files lies beside as blobs.
+type Changes struct {
+	At      string   `json:"at"` // "end" or the reason of the look
+	Changes []Change `json:"changes"`
+	More    int      `json:"more,omitempty"` // how many did not fit; the blob "changes" has all, as JSON
+}
+
+// Change is one path that differs.
+type Change struct {
+	Path   string `json:"path"`
+	Op     string `json:"op"`   // "add", "modify", "delete", "mode"
+	Kind   string `json:"kind"` // "file", "dir", "link", "fifo", "socket", "device"
+	Size   int64  `json:"size,omitempty"`
+	Mode   string `json:"mode,omitempty"`   // octal
+	Before string `json:"before,omitempty"` // SHA-256 of the template's content
+	After  string `json:"after,omitempty"`  // SHA-256 of the content, or of a link's target
+	Target string `json:"target,omitempty"` // of a link
+}
+
+// KeyChange names the keys before and after, as note verifiers (golang.org/x/mod/sumdb/note).
+type KeyChange struct {
+	Old string `json:"old"`
+	New string `json:"new"`
+}
+
+// The kinds of blobs.
+const (
+	KindFrames  = "frames"  // see Frames
+	KindContent = "content" // of a file
+	KindChanges = "changes" // a list of Change, as JSON
+)
