@@ -202,7 +202,11 @@ type GuestConfig struct {
 	Env         map[string]string `json:"envVars,omitempty"`
 	User        string            `json:"defaultUser,omitempty"`
 	Workdir     string            `json:"defaultWorkdir,omitempty"`
-	Timestamp   time.Time         `json:"timestamp,omitzero"`
+	// Authority is a certificate, in PEM, that the programs inside are made to trust.
+	Authority string `json:"authority,omitempty"`
+	// Placeholders are variables that hold what stands for credentials.
+	Placeholders map[string]string `json:"placeholders,omitzero"`
+	Timestamp    time.Time         `json:"timestamp,omitzero"`
 }
 
 // AgentPort is the port of the guest agent. The number is part of the E2B protocol.

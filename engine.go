@@ -80,6 +80,13 @@ type Sandbox interface {
 	// may read it. Unsupported when the spec asked for none. See package link.
 	Link(ctx context.Context) (*os.File, error)
 
+	// Keep has the sandbox's monitor keep a descriptor as long as the sandbox lives, in the
+	// place of the one before, and Kept returns it, nil for none: what whoever has the link
+	// needs again after it has died, and nobody is to write to a disk. The caller closes its
+	// own. Unsupported when the spec asked for no link.
+	Keep(ctx context.Context, file *os.File) error
+	Kept(ctx context.Context) (*os.File, error)
+
 	// Events streams every later change of status, the last one with Exit set when
 	// the sandbox dies; then the channel is closed. It is also closed when ctx ends
 	// or the monitor is lost (the last status then has no Exit).

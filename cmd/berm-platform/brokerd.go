@@ -10,9 +10,10 @@ import (
 
 // newBrokerCommand is the service of credentials, which berm starts for itself.
 func newBrokerCommand() *cobra.Command {
-	return &cobra.Command{
+	var shared bool
+	cmd := &cobra.Command{
 		Use:    egress.BrokerCommand,
-		Short:  "Be the process that holds the credentials of a sandbox",
+		Short:  "Be the process that holds the credentials of sandboxes",
 		Hidden: true,
 		Args:   cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
@@ -23,10 +24,21 @@ func newBrokerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			s, err := broker.New()
+			if err != nil {
+				return err
+			}
 			if err := egress.Beat(func() {}); err != nil {
 				return err
 			}
-			return broker.Attend(conn)
+			if shared {
+				s.Shared = true
+				return s.Serve(conn)
+			}
+			s.Attend(conn)
+			return nil
 		},
 	}
+	cmd.Flags().BoolVar(&shared, egress.Shared, false, "serve many sandboxes, whose connections come over the first")
+	return cmd
 }

@@ -3,6 +3,7 @@ package broker
 import (
 	"bytes"
 	"context"
+	"maps"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -12,34 +13,64 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
-// scheme is that of references to given secrets.
-const scheme = "given:"
+// given is the scheme of references to secrets that came with an order.
+const given = "given"
 
-// given is the secrets that came with the order.
-type given map[string][]byte
+// secrets are those of one order, by the name of their credential, or, of those that values of
+// fields refer to, by their own.
+type secrets struct{ given, named map[string][]byte }
 
-func (g given) Value(_ context.Context, name string) ([]byte, error) {
-	value, ok := g[name]
+func (s *secrets) add(c *egress.Credential) {
+	if s.given == nil {
+		s.given, s.named = map[string][]byte{}, map[string][]byte{}
+	}
+	s.given[c.Name] = c.Value
+	maps.Copy(s.named, c.Values)
+}
+
+// wipe forgets them.
+func (s *secrets) wipe() {
+	for _, m := range []map[string][]byte{s.given, s.named} {
+		for _, value := range m {
+			clear(value)
+		}
+	}
+}
+
+// secretsKey is the key of the order's secrets in a context.
+type secretsKey struct{}
+
+// came is the source of secrets that came with the order in whose context they are wanted.
+type came struct{ named bool }
+
+func (c came) Value(ctx context.Context, name string) ([]byte, error) {
+	s, _ := ctx.Value(secretsKey{}).(*secrets)
+	if s == nil {
+		return nil, berm.Errorf(berm.NotFound, "no secret came with it")
+	}
+	from := s.given
+	if c.named {
+		from = s.named
+	}
+	value, ok := from[name]
 	if !ok {
 		return nil, berm.Errorf(berm.NotFound, "no secret came with it")
 	}
 	return bytes.Clone(value), nil
 }
 
-// wipe forgets them.
-func (g given) wipe() {
-	for _, value := range g {
-		clear(value)
-	}
-}
-
 // gitHosts are, by the service, where its repositories are.
 var gitHosts = map[string]string{"github": "github.com"}
 
 // bindings are what a credential means.
-func bindings(c egress.Credential) ([]credential.Binding, error) {
+func bindings(c *egress.Credential) ([]credential.Binding, error) {
 	b := credential.Binding{
-		ID: c.Name, Service: c.Service, Secret: scheme + c.Name, Methods: c.Methods, Paths: c.Paths, Env: c.Env, Prefix: c.Prefix, User: c.User,
+		ID: c.Name, Service: c.Service, Secret: given + ":" + c.Name, Methods: c.Methods, Paths: c.Paths, Env: c.Env, Prefix: c.Prefix, User: c.User,
+		Revoked: c.Missing,
+	}
+	if len(c.Field) > 0 {
+		b.Kind, b.Name, b.Secret, b.Value, b.Hosts = credential.Header, c.Header, "", string(c.Field), c.Hosts
+		return []credential.Binding{b}, nil
 	}
 	b.Endpoint, b.URL = c.Endpoint, c.URL
 	if c.Swap {
@@ -81,7 +112,7 @@ func bindings(c egress.Credential) ([]credential.Binding, error) {
 }
 
 // places reads the hosts of a credential, all with the same port.
-func places(c egress.Credential) (hosts []string, ports []uint16, err error) {
+func places(c *egress.Credential) (hosts []string, ports []uint16, err error) {
 	for i, host := range c.Hosts {
 		name, text, has := strings.Cut(host, ":")
 		port := uint64(443)

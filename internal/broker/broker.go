@@ -5,6 +5,8 @@ package broker
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/pem"
 	"maps"
 	"net"
 	"net/netip"
@@ -28,154 +30,338 @@ import (
 // authorityLife is how long a sandbox's authority is valid: longer than any sandbox lives.
 const authorityLife = 30 * 24 * time.Hour
 
-// Attend serves the sandbox whose owner is at the other end of conn, until that ends.
-func Attend(conn *net.UnixConn) error {
-	defer conn.Close()
+// Server is the service.
+type Server struct {
+	// Shared says that its sandboxes are a server's: they may get a policy that reaches the hosts
+	// of their credentials later.
+	Shared bool
+
+	hosts       *address.Hosts
+	credentials *credential.Broker
+
+	mu        sync.Mutex
+	sandboxes map[berm.SandboxID]*sandbox
+}
+
+// New prepares the service.
+func New() (*Server, error) {
 	hosts, err := address.WatchHosts(nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
+	s := &Server{hosts: hosts, sandboxes: map[berm.SandboxID]*sandbox{}}
+	s.credentials = &credential.Broker{Sources: credential.Sources{given: came{}, "secret": came{named: true}}, Report: s.report, Seed: s.seed}
+	return s, nil
+}
+
+// Serve attends the sandboxes whose owners' connections come over hub, until it ends.
+func (s *Server) Serve(hub *net.UnixConn) error { return egress.Hub(hub, s.Attend) }
+
+// Attend serves the sandbox whose owner is at the other end of conn, until that ends.
+func (s *Server) Attend(conn *net.UnixConn) {
+	defer conn.Close()
 	w := egress.NewWire(conn)
 	var first egress.Order
 	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
 	if w.Receive(&first) != nil {
-		return nil
+		return
 	}
 	_ = conn.SetReadDeadline(time.Time{})
-	x := &sandbox{wire: w, quota: quota.New(), live: map[*flow]struct{}{}}
-	answer, err := x.open(first, w.File(), hosts)
+	x := &sandbox{server: s, id: first.Sandbox, wire: w, quota: quota.New(), live: map[*flow]struct{}{}}
+	answer, kept, err := x.open(first)
 	if err != nil {
-		_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
-		return nil
+		_ = w.Send(egress.Answer{Error: egress.Failed(err)})
+		return
 	}
 	defer x.close()
-	if w.Send(answer, nil) != nil {
-		return nil
+	err = w.Send(answer, kept)
+	if kept != nil {
+		kept.Close()
+	}
+	if err != nil {
+		return
 	}
 	for {
 		var next egress.Order
 		if w.Receive(&next) != nil {
-			return nil
+			return
 		}
-		// A policy that is wrong leaves the old one in force.
-		warnings, err := x.set(next.Policy)
-		answer := egress.Answer{Done: true, Warnings: warnings}
+		answer, err := x.change(next)
 		if err != nil {
 			answer = egress.Answer{Error: egress.Failed(err)}
 		}
-		if w.Send(answer, nil) != nil {
-			return nil
+		if w.Send(answer) != nil {
+			return
 		}
 	}
+}
+
+// report tells a sandbox's owner what happened with a credential. A use that cannot be told
+// does not happen.
+func (s *Server) report(e credential.Event) error {
+	s.mu.Lock()
+	x := s.sandboxes[e.Sandbox]
+	s.mu.Unlock()
+	if x == nil {
+		return berm.Errorf(berm.NotFound, "sandbox %s has ended", e.Sandbox)
+	}
+	return x.report(e)
+}
+
+// seed is what the placeholders of a sandbox are made from.
+func (s *Server) seed(id berm.SandboxID) []byte {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if x := s.sandboxes[id]; x != nil {
+		return x.seed
+	}
+	return nil
+}
+
+// enter makes a sandbox known, and is undone by leave. AlreadyExists when it is known by
+// another connection, whose end may not have been seen yet.
+func (s *Server) enter(x *sandbox) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.sandboxes[x.id] != nil {
+		return berm.Errorf(berm.AlreadyExists, "sandbox %s has its credentials already", x.id)
+	}
+	s.sandboxes[x.id] = x
+	return nil
+}
+
+func (s *Server) leave(x *sandbox) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.sandboxes, x.id)
 }
 
 // sandbox is what one sandbox may do with its credentials.
 type sandbox struct {
+	server      *Server
+	id          berm.SandboxID
 	wire        *egress.Wire
 	table       *address.Table
 	credentials *credential.Set
-	known       map[string]bool     // names that a policy may use for them
-	attach      []egress.Attachment // by which the policy has their hosts looked into
-	endpoints   []egress.Endpoint
 	ca          *inspect.CA
-	door        *net.UnixConn
+	seed        []byte
+	revision    uint64 // counts the changes of credentials
 
-	mu     sync.Mutex
-	closed bool
-	policy *policy.Evaluator
-	quota  *quota.Quota // of requests; the network service keeps that of the rest
-	live   map[*flow]struct{}
-	ending sync.WaitGroup // of flows
+	mu        sync.Mutex
+	known     map[string]bool     // names that a policy may use for them
+	attach    []egress.Attachment // by which the policy has their hosts looked into
+	endpoints []egress.Endpoint
+	door      *net.UnixConn // nil until it comes
+	closed    bool
+	policy    *policy.Evaluator
+	quota     *quota.Quota // of requests; the network service keeps that of the rest
+	live      map[*flow]struct{}
+	ending    sync.WaitGroup // of flows
 }
 
-// open begins with the first order and the descriptor of the door.
-func (x *sandbox) open(o egress.Order, door *os.File, hosts *address.Hosts) (_ egress.Answer, err error) {
+// open begins with the first order. What is to be kept for a later process is the caller's to
+// close; nil when that is what came.
+func (x *sandbox) open(o egress.Order) (_ egress.Answer, kept *os.File, err error) {
 	var none egress.Answer
-	if door == nil {
-		return none, berm.Errorf(berm.Invalid, "no connection to the network service came with the credentials")
-	}
-	conn, err := net.FileConn(door)
-	door.Close()
-	if err != nil {
-		return none, berm.Errorf(berm.Invalid, "the connection to the network service: %w", err)
-	}
-	cu := cleanup.Make(func() { conn.Close() })
-	defer cu.Clean()
-	var ok bool
-	if x.door, ok = conn.(*net.UnixConn); !ok {
-		return none, berm.Errorf(berm.Invalid, "the connection to the network service is no Unix socket")
-	}
 	if o.Protocol != egress.Protocol {
-		return none, berm.Errorf(berm.Unsupported, "the service of credentials speaks protocol %d, not %d", egress.Protocol, o.Protocol)
+		return none, nil, berm.Errorf(berm.Unsupported, "the service of credentials speaks protocol %d, not %d", egress.Protocol, o.Protocol)
 	}
+	var door, before *os.File
+	if o.Door {
+		if door = x.wire.File(); door == nil {
+			return none, nil, berm.Errorf(berm.Invalid, "no connection to the network service came with the credentials")
+		}
+		defer door.Close()
+	}
+	if o.Authority {
+		before = x.wire.File()
+	}
+	file := x.wire.File()
+	if kept, err = x.identify(before); err != nil {
+		return none, nil, err
+	}
+	cu := cleanup.Make(func() {
+		if kept != nil {
+			kept.Close()
+		}
+	})
+	defer cu.Clean()
 	var ranges []netip.Prefix
 	for _, text := range o.Open {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {
-			return none, berm.Errorf(berm.Invalid, "the range %q to open: %w", text, err)
+			return none, nil, berm.Errorf(berm.Invalid, "the range %q to open: %w", text, err)
 		}
 		ranges = append(ranges, p)
 	}
-	if x.table, err = address.NewTable(address.Config{Open: ranges, Own: hosts.Own}); err != nil {
-		return none, err
+	if x.table, err = address.NewTable(address.Config{Open: ranges, Own: x.server.hosts.Own}); err != nil {
+		return none, nil, err
 	}
-	if err := x.bind(o); err != nil {
-		return none, err
+	if err := x.server.enter(x); err != nil {
+		return none, nil, err
+	}
+	cu.Add(func() { x.server.leave(x) })
+	if x.credentials, err = x.server.credentials.Open(context.Background(), x.id, 0, nil); err != nil {
+		return none, nil, err
 	}
 	cu.Add(x.credentials.Close)
-	warnings, err := x.set(o.Policy)
+	answer, err := x.bind(o, file)
 	if err != nil {
-		return none, err
+		return none, nil, err
 	}
-	if err := x.reachable(); err != nil {
-		return none, err
+	if !x.server.Shared {
+		if err := x.reachable(); err != nil {
+			return none, nil, err
+		}
 	}
-	if x.ca, err = inspect.NewCA(authorityLife); err != nil {
-		return none, err
+	answer.Authority, answer.Keep = string(x.ca.PEM()), kept != nil
+	if o.Trust {
+		if answer.Trust, err = compile.Trust(o.Root, x.ca.PEM()); err != nil {
+			return none, nil, err
+		}
 	}
-	files, env, err := inspect.Trust(os.DirFS("/"), x.ca.PEM(), nil)
-	if err != nil {
-		return none, err
-	}
-	trust := &egress.Trust{Env: env}
-	for _, f := range files {
-		trust.Files = append(trust.Files, egress.TrustFile{Path: f.Path, Data: f.Data})
+	if door != nil {
+		if err := x.useDoor(door); err != nil {
+			return none, nil, err
+		}
 	}
 	cu.Release()
-	go x.enter()
-	return egress.Answer{Done: true, Warnings: warnings, Trust: trust, Attach: x.attach, Env: x.credentials.Env(egress.EndpointName), Endpoints: x.endpoints}, nil
+	return answer, kept, nil
 }
 
-// bind takes the secrets.
-func (x *sandbox) bind(o egress.Order) error {
-	secrets := given{}
+// identify makes the sandbox's authority and seed, or goes on with those of before, and returns
+// what to keep of new ones.
+func (x *sandbox) identify(before *os.File) (kept *os.File, err error) {
+	if before != nil {
+		text, err := egress.ReadMemory(before, maxKept)
+		if err != nil {
+			return nil, err
+		}
+		defer clear(text)
+		x.ca, x.seed, err = parseKept(text)
+		return nil, err
+	}
+	if x.ca, err = inspect.NewCA(authorityLife); err != nil {
+		return nil, err
+	}
+	x.seed = make([]byte, 32)
+	rand.Read(x.seed) // never fails
+	text, err := x.ca.Marshal()
+	if err != nil {
+		return nil, err
+	}
+	text = append(text, pem.EncodeToMemory(&pem.Block{Type: seedBlock, Bytes: x.seed})...)
+	defer clear(text)
+	return egress.MemoryFile(text)
+}
+
+// maxKept bounds what is kept of a sandbox in bytes.
+const maxKept = 64 << 10
+
+// seedBlock is the type of the last block of what is kept, after those of the authority.
+const seedBlock = "PLACEHOLDER SEED"
+
+func parseKept(text []byte) (*inspect.CA, []byte, error) {
+	ca, err := inspect.ParseCA(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if block.Type == seedBlock && len(block.Bytes) == 32 {
+			return ca, block.Bytes, nil
+		}
+	}
+	return nil, nil, berm.Errorf(berm.Invalid, "what was kept of the sandbox's placeholders is nothing")
+}
+
+// change carries out a later order. What is wrong leaves everything as it was.
+func (x *sandbox) change(o egress.Order) (answer egress.Answer, err error) {
+	var door *os.File
+	if o.Door {
+		if door = x.wire.File(); door == nil {
+			return answer, berm.Errorf(berm.Invalid, "no connection came with the message")
+		}
+		defer door.Close()
+	}
+	if o.Bind {
+		answer, err = x.bind(o, x.wire.File())
+	} else {
+		answer.Done = true
+		answer.Warnings, err = x.set(o.Policy)
+	}
+	if err == nil && door != nil {
+		err = x.useDoor(door)
+	}
+	return answer, err
+}
+
+// useDoor takes connections that come by another door from now on.
+func (x *sandbox) useDoor(file *os.File) error {
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return berm.Errorf(berm.Invalid, "the connection to the network service: %w", err)
+	}
+	door, ok := conn.(*net.UnixConn)
+	if !ok {
+		conn.Close()
+		return berm.Errorf(berm.Invalid, "the connection to the network service is no Unix socket")
+	}
+	x.mu.Lock()
+	old := x.door
+	x.door = door
+	x.mu.Unlock()
+	if old != nil {
+		old.Close()
+	}
+	go x.enter(door)
+	return nil
+}
+
+// bind takes credentials, with their secrets, and the policy.
+func (x *sandbox) bind(o egress.Order, file *os.File) (answer egress.Answer, err error) {
+	if err := egress.Unpack(o.Credentials, file); err != nil {
+		return answer, err
+	}
+	secrets := &secrets{}
 	defer secrets.wipe()
 	var all []credential.Binding
-	x.known = map[string]bool{}
-	for _, c := range o.Credentials {
-		if x.known[c.Name] {
-			return berm.Errorf(berm.Invalid, "there are two credentials %q", c.Name).WithHint("give them different names; service=SERVICE says what it is then")
+	known := map[string]bool{}
+	for i := range o.Credentials {
+		c := &o.Credentials[i]
+		if known[c.Name] {
+			return answer, berm.Errorf(berm.Invalid, "there are two credentials %q", c.Name).WithHint("give them different names; service=SERVICE says what it is then")
 		}
-		secrets[c.Name], x.known[c.Name] = c.Value, true
+		known[c.Name] = true
+		secrets.add(c)
 		some, err := bindings(c)
 		if err != nil {
-			return err
+			return answer, err
 		}
 		all = append(all, some...)
 	}
-	b := &credential.Broker{Sources: credential.Sources{"given": secrets}, Report: x.report}
-	var err error
-	if x.credentials, err = b.Open(context.Background(), o.Sandbox, 1, all); err != nil {
-		return err
+	if all, err = credential.Normal(all); err != nil {
+		return answer, err
 	}
-	for _, bound := range x.credentials.Bindings() {
-		x.attach = append(x.attach, egress.Attachment{Credential: bound.ID, Hosts: bound.Hosts})
-		x.known[bound.ID] = true
-		if bound.Endpoint {
-			x.endpoints = append(x.endpoints, egress.Endpoint{Name: egress.EndpointName(bound.ID), Host: bound.Hosts[0], Port: bound.Ports[0]})
+	var attach []egress.Attachment
+	var endpoints []egress.Endpoint
+	for _, b := range all {
+		known[b.ID] = true
+		hosts := slices.DeleteFunc(slices.Clone(b.Hosts), func(h string) bool { return strings.HasPrefix(h, "!") })
+		attach = append(attach, egress.Attachment{Credential: b.ID, Hosts: hosts})
+		if b.Endpoint {
+			endpoints = append(endpoints, egress.Endpoint{Name: egress.EndpointName(b.ID), Host: b.Hosts[0], Port: b.Ports[0]})
 		}
 	}
-	return nil
+	e, warnings, err := x.compile(o.Policy, known, attach)
+	if err != nil {
+		return answer, err
+	}
+	x.revision++
+	if err := x.credentials.Update(context.WithValue(context.Background(), secretsKey{}, secrets), x.revision, all); err != nil {
+		return answer, err
+	}
+	x.install(e, known, attach, endpoints)
+	return egress.Answer{Done: true, Warnings: warnings, Attach: attach, Endpoints: endpoints, Env: x.credentials.Env(egress.EndpointName)}, nil
 }
 
 // reachable refuses a credential that the policy gives no use: whoever gave it most likely
@@ -184,7 +370,7 @@ func (x *sandbox) reachable() error {
 	reached := map[string]bool{}
 	hosts := map[string][]string{}
 	for _, b := range x.credentials.Bindings() {
-		name := strings.TrimPrefix(b.Secret, scheme)
+		name := strings.TrimPrefix(b.Secret, given+":")
 		for _, pattern := range b.Hosts {
 			host, err := policy.ParseHost(strings.TrimPrefix(pattern, "*."))
 			wild := strings.HasPrefix(pattern, "*.") // some name below may be allowed
@@ -203,26 +389,49 @@ func (x *sandbox) reachable() error {
 
 // set puts a policy in force, and ends what it does not allow.
 func (x *sandbox) set(source egress.Policy) (warnings []string, err error) {
-	source.Attach = x.attach
+	x.mu.Lock()
+	known, attach, endpoints := x.known, x.attach, x.endpoints
+	x.mu.Unlock()
+	e, warnings, err := x.compile(source, known, attach)
+	if err == nil {
+		x.install(e, known, attach, endpoints)
+	}
+	return warnings, err
+}
+
+// judge is a policy and what judges by it.
+type judge struct {
+	*policy.Evaluator
+	policy *policy.Policy
+}
+
+// compile makes a policy of its source, for credentials of those names.
+func (x *sandbox) compile(source egress.Policy, known map[string]bool, attach []egress.Attachment) (j judge, warnings []string, err error) {
+	source.Attach = attach
 	p, err := compile.Policy(source)
 	if err != nil {
-		return nil, err
+		return j, nil, err
 	}
 	for _, id := range compile.Credentials(p) {
-		if !x.known[id] {
-			return nil, berm.Errorf(berm.Invalid, "the policy wants the credential %q, which nobody gave", id)
+		if !known[id] {
+			return j, nil, berm.Errorf(berm.Invalid, "the policy wants the credential %q, which nobody gave", id)
 		}
 	}
 	e, err := policy.NewEvaluator(p, nil, x.table)
 	if err != nil {
-		return nil, err
+		return j, nil, err
 	}
 	for _, w := range p.Warnings(x.table) {
 		warnings = append(warnings, w.Text)
 	}
+	return judge{e, p}, warnings, nil
+}
+
+// install judges by a policy from now on.
+func (x *sandbox) install(judge judge, known map[string]bool, attach []egress.Attachment, endpoints []egress.Endpoint) {
 	x.mu.Lock()
-	x.policy = e
-	x.quota.Set(p)
+	x.policy, x.known, x.attach, x.endpoints = judge.Evaluator, known, attach, endpoints
+	x.quota.Set(judge.policy)
 	live := slices.Collect(maps.Keys(x.live))
 	x.mu.Unlock()
 	for _, f := range live {
@@ -232,7 +441,6 @@ func (x *sandbox) set(source egress.Policy) (warnings []string, err error) {
 			f.proxy.Rejudge(context.Background())
 		}
 	}
-	return warnings, nil
 }
 
 func (x *sandbox) evaluator() *policy.Evaluator {
@@ -243,20 +451,21 @@ func (x *sandbox) evaluator() *policy.Evaluator {
 
 // close ends all rights, and tells what there is still to tell.
 func (x *sandbox) close() {
-	x.door.Close()
 	x.credentials.Close()
 	x.mu.Lock()
 	x.closed = true
+	if x.door != nil {
+		x.door.Close()
+	}
 	live := slices.Collect(maps.Keys(x.live))
 	x.mu.Unlock()
 	for _, f := range live {
 		f.proxy.Close()
 	}
 	x.ending.Wait()
+	x.server.leave(x)
 }
 
-// report tells the owner what happened with a credential. A use that cannot be told does not
-// happen.
 func (x *sandbox) report(e credential.Event) error {
 	event := egress.Event{
 		Time: e.Time.UTC(), Kind: string(e.Type), Name: e.Name, Port: e.Port, Protocol: string(policy.TCP), Method: e.Method,
@@ -269,5 +478,5 @@ func (x *sandbox) report(e credential.Event) error {
 }
 
 func (x *sandbox) tell(e egress.Event) error {
-	return x.wire.Send(egress.Answer{Event: &e}, nil)
+	return x.wire.Send(egress.Answer{Event: &e})
 }

@@ -59,14 +59,19 @@ func begin(t *testing.T, p egress.Policy, credentials ...egress.Credential) (*ri
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		if err := Attend(service.(*net.UnixConn)); err != nil {
+		server, err := New()
+		if err != nil {
 			t.Error(err)
+			return
 		}
+		server.Attend(service.(*net.UnixConn))
 	}()
 	network, door := files(t)
 	defer door.Close()
 	r := &rig{T: t, network: egress.NewWire(network)}
-	r.owner, r.gets, err = egress.Broker(t.Context(), ownerConn, "i0000000000000000", p, []string{"10.0.0.0/8"}, credentials, door, func(e egress.Event) {
+	r.owner, r.gets, err = egress.Broker(t.Context(), ownerConn, "i0000000000000000", egress.Bindings{
+		Policy: p, Open: []string{"10.0.0.0/8"}, Credentials: credentials, Door: door, Trust: true,
+	}, func(e egress.Event) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.events = append(r.events, e)

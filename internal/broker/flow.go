@@ -33,8 +33,8 @@ type flow struct {
 }
 
 // enter takes the connections that the network service hands over.
-func (x *sandbox) enter() {
-	w := egress.NewWire(x.door)
+func (x *sandbox) enter(door *net.UnixConn) {
+	w := egress.NewWire(door)
 	for {
 		var handed egress.Flow
 		if w.Receive(&handed) != nil {
@@ -76,6 +76,8 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 
 // serves says whether a connection is to one of the endpoints, and to what that stands for.
 func (x *sandbox) serves(handed egress.Flow) bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	return slices.Contains(x.endpoints, egress.Endpoint{Name: handed.Endpoint, Host: handed.Name, Port: handed.Port})
 }
 

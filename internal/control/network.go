@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -23,6 +24,8 @@ import (
 type Egress struct {
 	// Service carries what they send; nil when this host cannot have it.
 	Service Service
+	// Broker looks into their requests; nil when there is none.
+	Broker Broker
 	// Missing says why there is no Service.
 	Missing string
 	// Public lets a sandbox reach the public internet when its creator says nothing, as E2B
@@ -35,22 +38,25 @@ type Egress struct {
 // Service is the network service.
 type Service interface {
 	// Attach gives it a sandbox's link, which the caller keeps a descriptor of, and the policy
-	// for it. What happens is told to events.
-	Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (Link, []string, error)
+	// for it. Requests are looked into by the Broker at the other end of door, which is nil
+	// when none are. What happens is told to events.
+	Attach(ctx context.Context, id berm.SandboxID, link, door *os.File, p egress.Policy, open []string, events func(egress.Event)) (Link, []string, error)
 }
 
-// Link is a sandbox's link in the hands of the service; see egress.Link.
+// Link is a sandbox's connection to the Service or the Broker; see egress.Link.
 type Link interface {
 	Set(ctx context.Context, p egress.Policy) (warnings []string, err error)
+	Door(ctx context.Context, p egress.Policy, door *os.File) (warnings []string, err error)
 	Done() <-chan struct{}
 	Finish(ctx context.Context)
 }
 
 // Policy is what a sandbox may reach. It is replaced and never changed.
 type Policy struct {
-	Reach    string          `json:"reach"`    // in a word: ReachPublic, ReachRules or ReachNothing
-	Revision int             `json:"revision"` // counts the changes
-	Document json.RawMessage `json:"document"` // as policy.DecodeJSON reads it
+	Reach    string          `json:"reach"`              // in a word: ReachPublic, ReachRules or ReachNothing
+	Revision int             `json:"revision"`           // counts the changes
+	Inspects bool            `json:"inspects,omitempty"` // it looks into requests
+	Document json.RawMessage `json:"document"`           // as policy.DecodeJSON reads it
 }
 
 // What a sandbox can reach, in a word.
@@ -81,7 +87,7 @@ func newPolicy(p *policy.Policy, revision int) (*Policy, error) {
 	case p.Default == policy.AllowPublic:
 		reach = ReachPublic
 	}
-	return &Policy{Reach: reach, Revision: revision, Document: document}, nil
+	return &Policy{Reach: reach, Revision: revision, Inspects: p.CanInspect(), Document: document}, nil
 }
 
 func (p *Policy) order() egress.Policy {
@@ -146,21 +152,26 @@ type online struct {
 	// of the session is the one in force.
 	setting sync.Mutex
 
-	mu      sync.Mutex
-	link    Link // nil while the service does not have it
-	traffic Traffic
-	flows   []FlowEvent
-	seq     uint64
-	denials *rate.Limiter
-	allowed *rate.Limiter
-	untold  int
+	mu          sync.Mutex
+	link        Link                // nil while the service does not have it
+	broker      Link                // nil while the broker does not know the sandbox
+	toldAgent   berm.GuestConfig    // what the guest agent was told last
+	untoldAgent *berm.GuestConfig   // what a paused sandbox's agent is still to be told
+	attach      []egress.Attachment // that the broker made of the grants
+	changed     chan struct{}       // has an element when keepOnline is to look again
+	traffic     Traffic
+	flows       []FlowEvent
+	seq         uint64
+	denials     *rate.Limiter
+	allowed     *rate.Limiter
+	untold      int
 
 	over chan struct{} // closed when the sandbox ends
 	once sync.Once
 }
 
 func newOnline() *online {
-	return &online{over: make(chan struct{}), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce), allowed: rate.NewLimiter(flowsPerSecond, flowsAtOnce)}
+	return &online{over: make(chan struct{}), changed: make(chan struct{}, 1), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce), allowed: rate.NewLimiter(flowsPerSecond, flowsAtOnce)}
 }
 
 // goOnline gives a new sandbox its network, with the first policy.
@@ -188,7 +199,14 @@ func (s *session) attach(ctx context.Context) error {
 		return err
 	}
 	defer file.Close()
-	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, info.Policy.order(), s.m.Egress.Open, s.flow)
+	door, err := s.openDoor(ctx, &info)
+	if err != nil {
+		return err
+	}
+	if door != nil {
+		defer door.Close()
+	}
+	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, o.order(info.Policy), s.m.Egress.Open, s.flow)
 	if err != nil {
 		return err
 	}
@@ -209,43 +227,54 @@ func finish(link Link) {
 	link.Finish(ctx)
 }
 
-// keepOnline gives the link to the service whenever the service does not have it. What the
-// sandbox sends meanwhile reaches nobody.
+// keepOnline gives the link to the service whenever the service does not have it, and the
+// sandbox to the broker. What the sandbox sends meanwhile reaches nobody.
 func (s *session) keepOnline() {
 	o := s.online
 	const least, most = 50 * time.Millisecond, 5 * time.Second
 	for wait := least; ; {
-		o.mu.Lock()
-		link := o.link
-		o.mu.Unlock()
-		if link == nil {
-			if err := s.attach(s.m.ctx); err != nil {
-				if s.isOver() {
-					return
-				}
-				s.m.Log.Error("a sandbox has no network", "sandbox", s.info.ID, "error", err)
-				if !s.pauseFor(wait) {
-					return
-				}
-				wait = min(2*wait, most)
+		link, broker := o.links()
+		info := s.snapshot()
+		var err error
+		switch {
+		case link == nil:
+			err = s.attach(s.m.ctx)
+		case broker == nil && info.inspected():
+			err = s.rebroker(s.m.ctx)
+		}
+		if err != nil {
+			if s.isOver() {
+				return
 			}
+			s.m.Log.Error("a sandbox has no network, or no requests are looked into", "sandbox", s.info.ID, "error", err)
+			if !s.pauseFor(wait) {
+				return
+			}
+			wait = min(2*wait, most)
 			continue
 		}
+		if link, broker = o.links(); link == nil {
+			return // it is over
+		}
 		begin := time.Now()
+		var lost string
 		select {
 		case <-link.Done():
+			lost = "the network service"
+		case <-done(broker):
+			lost = "the service of credentials"
+		case <-o.changed:
+			continue
 		case <-o.over:
 			return
 		case <-s.m.ctx.Done():
 			return
 		}
-		o.mu.Lock()
-		o.link = nil
-		o.mu.Unlock()
+		o.lose(link, broker)
 		if s.isOver() {
 			return
 		}
-		s.m.Log.Warn("the network service was lost; attaching the sandbox again", "sandbox", s.info.ID)
+		s.m.Log.Warn(lost+" was lost; attaching the sandbox again", "sandbox", s.info.ID)
 		if time.Since(begin) > most {
 			wait = least
 			continue
@@ -286,12 +315,16 @@ func (s *session) offline() {
 	}
 	o.once.Do(func() { close(o.over) })
 	o.mu.Lock()
-	link := o.link
-	o.link = nil
+	links := []Link{o.link, o.broker}
+	o.link, o.broker = nil, nil
 	o.mu.Unlock()
-	if link != nil {
-		finish(link)
+	var ending sync.WaitGroup
+	for _, l := range links {
+		if l != nil {
+			ending.Go(func() { finish(l) })
+		}
 	}
+	ending.Wait()
 }
 
 // flow takes in what the service tells.
@@ -306,13 +339,16 @@ func (s *session) flow(e egress.Event) {
 		Sandbox: s.info.ID, Actor: system, Type: audit.NetFlow, Src: "egress", Trust: audit.TrustHost,
 		Outcome: audit.OK, Reason: e.Reason, PolicyID: e.Revision, Data: e,
 	}
-	if e.Kind == "dns" {
+	switch {
+	case e.Kind == "dns":
 		record.Type = audit.NetDNS
+	case e.Credential != "" || strings.HasPrefix(e.Kind, credentialKind):
+		record.Type = audit.Type(e.Kind)
 	}
 	o.mu.Lock()
 	times := uint64(max(e.Count, 1))
 	switch {
-	case e.Kind == "http": // a part of a flow
+	case e.Kind == "http" || strings.HasPrefix(e.Kind, credentialKind): // a part of a flow
 	case !denied:
 		o.traffic.Allowed++
 		o.traffic.Up += e.Up
@@ -333,7 +369,7 @@ func (s *session) flow(e egress.Event) {
 	if denied {
 		record.Outcome = audit.Denied
 	}
-	if denied || e.Kind == "http" {
+	if denied || e.Kind != "flow" {
 		limiter = o.denials
 	}
 	if !limiter.Allow() {
@@ -457,20 +493,18 @@ func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int,
 	if err := install(func(info *Sandbox) { info.Policy = next; also(info) }); err != nil {
 		return 0, nil, s.undone(install, undo, err)
 	}
-	o.mu.Lock()
-	link := o.link
-	o.mu.Unlock()
-	if link == nil {
-		return next.Revision, nil, nil // it is attached with this one, and nothing passes until then
-	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	warnings, err := link.Set(ctx, next.order())
+	warnings, err := s.enforce(ctx)
 	switch {
 	case err == nil:
-	case berm.KindOf(err) == berm.Unavailable: // as without a link
+	case berm.KindOf(err) == berm.Unavailable: // what is attached later is so with this one, and nothing passes until then
 	default:
-		return 0, nil, s.undone(install, undo, err)
+		err = s.undone(install, undo, err)
+		if _, again := s.enforce(ctx); again != nil {
+			s.m.Log.Error("putting a network policy back failed", "sandbox", before.ID, "error", again)
+		}
+		return 0, nil, err
 	}
 	return next.Revision, warnings, nil
 }
@@ -480,6 +514,35 @@ func (s *session) undone(install func(func(*Sandbox)) error, undo func(*Sandbox)
 		s.m.Log.Error("saving a sandbox failed", "sandbox", s.info.ID, "error", saveErr)
 	}
 	return err
+}
+
+// enforce puts the policy and the grants of the session in force. The caller holds setting.
+func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
+	o := s.online
+	info := s.snapshot()
+	link, broker := o.links()
+	if link == nil {
+		return nil, berm.Errorf(berm.Unavailable, "the network service does not have the sandbox's link")
+	}
+	if broker == nil && !info.inspected() {
+		return link.Set(ctx, o.order(info.Policy))
+	}
+	if broker != nil {
+		if err := s.bind(ctx, broker, &info); err != nil {
+			return nil, err
+		}
+		return link.Set(ctx, o.order(info.Policy))
+	}
+	door, err := s.openDoor(ctx, &info)
+	if err != nil {
+		return nil, err
+	}
+	defer door.Close()
+	select {
+	case o.changed <- struct{}{}: // there is a link more to look after
+	default:
+	}
+	return link.Door(ctx, o.order(info.Policy), door)
 }
 
 // NetworkLog returns what a living sandbox did on networks after the event of that number,

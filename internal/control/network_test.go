@@ -21,17 +21,39 @@ import (
 // carrier is a network service in memory as Service.
 type carrier struct{ *enginetest.Network }
 
-func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (Link, []string, error) {
-	l, warnings, err := c.Network.Attach(ctx, id, link, p, open, events)
+func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link, door *os.File, p egress.Policy, open []string, events func(egress.Event)) (Link, []string, error) {
+	l, warnings, err := c.Network.Attach(ctx, id, link, door, p, open, events)
 	if err != nil {
 		return nil, nil, err
 	}
 	return l, warnings, nil
 }
 
+// broker is a service of credentials in memory as Broker.
+type broker struct{ *enginetest.Network }
+
+func (b broker) Open(ctx context.Context, id berm.SandboxID, o Brokering, events func(egress.Event)) (Link, egress.Brokered, error) {
+	l, _, err := b.Attach(ctx, id, o.Door, nil, o.Policy, o.Open, events)
+	if err != nil {
+		return nil, egress.Brokered{}, err
+	}
+	got, err := b.Bind(ctx, id, l, o.Policy, o.Grants)
+	if err == nil && o.Kept == nil {
+		got.Keep, err = os.Open(os.DevNull)
+	}
+	return l, got, err
+}
+
+func (b broker) Bind(ctx context.Context, id berm.SandboxID, l Link, p egress.Policy, g Grants) (egress.Brokered, error) {
+	_, err := l.Set(ctx, p)
+	return egress.Brokered{Authority: "authority of " + string(id)}, err
+}
+
 func newOnlineWorld(t *testing.T, public bool) (*world, *enginetest.Network) {
 	n := &enginetest.Network{}
-	w := newWorld(t, func(c *Config) { c.Egress = Egress{Service: carrier{n}, Public: public} })
+	w := newWorld(t, func(c *Config) {
+		c.Egress = Egress{Service: carrier{n}, Broker: broker{&enginetest.Network{}}, Public: public}
+	})
 	return w, n
 }
 
@@ -267,5 +289,77 @@ func TestAdoptWithoutAPolicy(t *testing.T) {
 	}
 	if _, has := stored["policy"]; err != nil || has {
 		t.Errorf("%s, %v", row.Record, err)
+	}
+}
+
+// Rules that look into requests make the sandbox known to the broker, whose key outlives it.
+func TestInspection(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	b := w.Egress.Broker.(broker)
+	s := w.create(t)
+	if b.Attached() != 0 || len(w.engine.Told(s.ID)) != 0 {
+		t.Error("a broker without need")
+	}
+	set := func(text string) {
+		t.Helper()
+		p, err := policy.DecodeJSON("test", []byte(text))
+		if err == nil {
+			_, _, err = w.SetPolicy(t.Context(), s.ID, p, 0, tester)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	looks := `{"version":1,"rules":[{"to":["example.com"],"http":{"methods":["GET"]}}]}`
+	set(looks)
+	told := w.engine.Told(s.ID)
+	if b.Attached() != 1 || len(told) != 1 || !strings.HasPrefix(told[0].Authority, "authority of ") {
+		t.Fatalf("%d times known, told %+v", b.Attached(), told)
+	}
+	set(looks)
+	set(`{"version":1}`)
+	if b.Attached() != 1 || len(w.engine.Told(s.ID)) != 1 || string(b.Link(s.ID).Policy().JSON) == looks {
+		t.Errorf("%d times known, told %+v", b.Attached(), w.engine.Told(s.ID))
+	}
+	set(looks)
+	// Either comes back without the other.
+	for range 2 {
+		before, links := b.Attached(), n.Attached()
+		b.Die()
+		eventually(t, "the broker knows it again", func() bool { return b.Attached() == before+1 })
+		if n.Attached() != links {
+			t.Error("the link was attached again")
+		}
+		n.Die()
+		eventually(t, "the link is attached again", func() bool { return n.Attached() == links+1 })
+		if b.Attached() != before+1 {
+			t.Error("the broker met it again")
+		}
+	}
+	// A paused sandbox is told when it goes on.
+	other := w.create(t)
+	if err := w.Pause(t.Context(), other.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	s = other
+	set(looks)
+	if len(w.engine.Told(s.ID)) != 0 {
+		t.Error("a paused sandbox was told")
+	}
+	if _, err := w.Resume(t.Context(), s.ID, time.Minute, tester); err != nil {
+		t.Fatal(err)
+	}
+	if len(w.engine.Told(s.ID)) != 1 {
+		t.Error("the sandbox was not told when it went on")
+	}
+	// The end of a sandbox is the end of its rights.
+	l := b.Link(s.ID)
+	if err := w.Kill(t.Context(), s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-l.Done():
+	case <-time.After(time.Second):
+		t.Error("the broker knows a dead sandbox")
 	}
 }

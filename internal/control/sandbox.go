@@ -34,6 +34,7 @@ type Sandbox struct {
 	Internet      *bool             `json:"internet,omitempty"` // as asked for
 	Network       Network           `json:"network"`
 	Policy        *Policy           `json:"policy,omitempty"` // of its network; nil when it has no link
+	Grants        Grants            `json:"grants,omitzero"`
 	Metadata      map[string]string `json:"metadata,omitempty"`
 	MCP           json.RawMessage   `json:"mcp,omitempty"`
 	Owner         audit.Actor       `json:"owner"`

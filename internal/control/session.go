@@ -178,6 +178,7 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		_ = s.end(berm.Paused, nil)
 		return err
 	}
+	s.informResumed(ctx)
 	err = s.end(berm.Running, func(info *Sandbox) { info.StartedAt, info.EndAt = time.Now().UTC(), deadline })
 	if err == nil {
 		s.log("info", "Sandbox resumed", map[string]string{"reason": why})

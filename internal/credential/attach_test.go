@@ -9,6 +9,7 @@ import (
 
 	"bytes"
 	"context"
+	cryptorand "crypto/rand"
 	"encoding/base64"
 	"errors"
 	"fmt"
@@ -806,14 +807,14 @@ func TestPlaceholders(t *testing.T) {
 	for name, s := range shapes {
 		seen := map[string]bool{}
 		for range 50 {
-			p := newPlaceholder(name)
+			p := newPlaceholder(name, cryptorand.Reader)
 			if seen[p] || len(p) != len(s.prefix)+s.length || !strings.HasPrefix(p, s.prefix) || strings.Trim(p[len(s.prefix):], s.alphabet) != "" || !isPlaceholder(p) {
 				t.Fatalf("%s: %q", name, p)
 			}
 			seen[p] = true
 		}
 	}
-	if got := len(newPlaceholder("github")); got != 40 {
+	if got := len(newPlaceholder("github", cryptorand.Reader)); got != 40 {
 		t.Errorf("a token of GitHub has 40 characters, not %d", got)
 	}
 }

@@ -80,6 +80,8 @@ type Binding struct {
 	Env   string `json:"env,omitempty"`
 	Shape string `json:"shape,omitempty"` // of the placeholder; see Shapes
 	Git   *Rules `json:"git,omitempty"`
+	// Revoked says that there is no secret any more: requests of the binding are refused.
+	Revoked bool `json:"revoked,omitempty"`
 	// Service names an API whose host, place for the key and variables are known; see Services.
 	Service string `json:"service,omitempty"`
 	// Endpoint gives clients a base URL without TLS inside, which stands for the first host:
@@ -178,6 +180,18 @@ func (b Binding) normal() (Binding, error) {
 		return b, invalid("the first host is the one that the endpoint stands for, and no pattern")
 	}
 	return b, nil
+}
+
+// Normal returns bindings with their defaults. Invalid when one is wrong.
+func Normal(bindings []Binding) ([]Binding, error) {
+	normal := make([]Binding, len(bindings))
+	for i, b := range bindings {
+		var err error
+		if normal[i], err = b.normal(); err != nil {
+			return nil, err
+		}
+	}
+	return normal, nil
 }
 
 // constant says that nothing of the binding is secret.

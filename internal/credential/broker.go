@@ -3,7 +3,12 @@ package credential
 import (
 	"bytes"
 	"context"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
+	"io"
+	mathrand "math/rand/v2"
 	"reflect"
 	"slices"
 	"sync"
@@ -23,6 +28,9 @@ type Broker struct {
 	Methods map[Kind]func(Binding) (Method, error)
 	// Report records an event. When the use of a secret cannot be recorded, it is not used.
 	Report func(Event) error
+	// Seed is what placeholders of a sandbox are made from, so that a later process makes the
+	// same; nil makes them at random.
+	Seed func(berm.SandboxID) []byte
 
 	mu     sync.Mutex
 	sets   map[berm.SandboxID]*Set
@@ -120,7 +128,7 @@ func (s *Set) Update(ctx context.Context, revision uint64, bindings []Binding) e
 			return berm.Errorf(berm.Invalid, "credential %s: another one has the same id or variable", quote(b.ID))
 		}
 		ids[b.ID], variables[b.Env] = true, true
-		l, err := s.broker.live(ctx, b, before[b.ID])
+		l, err := s.broker.live(ctx, s.sandbox, b, before[b.ID])
 		if err != nil {
 			return err
 		}
@@ -153,7 +161,7 @@ func (s *Set) Update(ctx context.Context, revision uint64, bindings []Binding) e
 }
 
 // live makes a binding, or returns the one before when nothing is different.
-func (b *Broker) live(ctx context.Context, binding Binding, before *live) (*live, error) {
+func (b *Broker) live(ctx context.Context, sandbox berm.SandboxID, binding Binding, before *live) (*live, error) {
 	l := &live{Binding: binding, method: methodOf(binding)}
 	if l.method == nil {
 		methodFor, ok := b.Methods[binding.Kind]
@@ -182,11 +190,25 @@ func (b *Broker) live(ctx context.Context, binding Binding, before *live) (*live
 		}
 	}
 	if l.placeholder == "" && binding.Env != "" {
-		l.placeholder = newPlaceholder(binding.Shape)
+		l.placeholder = newPlaceholder(binding.Shape, b.random(sandbox, binding))
 		l.digest = digestOf(l.placeholder)
 	}
 	l.ctx, l.end = context.WithCancelCause(context.Background())
 	return l, nil
+}
+
+// random is where the placeholder of a binding is drawn from.
+func (b *Broker) random(sandbox berm.SandboxID, binding Binding) io.Reader {
+	var seed []byte
+	if b.Seed != nil {
+		seed = b.Seed(sandbox)
+	}
+	if seed == nil {
+		return rand.Reader
+	}
+	mac := hmac.New(sha256.New, seed)
+	mac.Write([]byte(binding.ID + "\x00" + binding.Env + "\x00" + binding.Shape))
+	return mathrand.NewChaCha8([32]byte(mac.Sum(nil)))
 }
 
 // maxSecret bounds what a request can carry.
@@ -194,6 +216,9 @@ const maxSecret = 8 << 10
 
 // resolve reads the secret.
 func (l *live) resolve(ctx context.Context, sources Sources) error {
+	if l.Revoked {
+		return nil
+	}
 	if l.Value == "" {
 		value, err := sources.Value(ctx, l.Secret)
 		if err != nil {

@@ -1,8 +1,8 @@
 package credential
 
 import (
-	"crypto/rand"
 	"crypto/sha256"
+	"io"
 	"maps"
 	"slices"
 )
@@ -47,7 +47,7 @@ func Shapes() []string {
 
 const infix = "berm"
 
-func newPlaceholder(of string) string {
+func newPlaceholder(of string, from io.Reader) string {
 	s := shapes[of]
 	text := []byte(s.prefix)
 	random := s.length
@@ -58,7 +58,7 @@ func newPlaceholder(of string) string {
 	// Bytes beyond the last whole multiple of the alphabet are drawn again.
 	limit := 256 - 256%len(s.alphabet)
 	for buf := make([]byte, 64); random > 0; {
-		rand.Read(buf)
+		_, _ = io.ReadFull(from, buf) // neither source fails
 		for _, b := range buf {
 			if int(b) < limit && random > 0 {
 				text = append(text, s.alphabet[int(b)%len(s.alphabet)])

@@ -14,6 +14,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // read returns the credential with its secret.
@@ -77,7 +78,7 @@ type broker struct {
 
 // startBroker gives the secrets to a process of their own, and takes them out of the
 // command's environment; nil when there are none.
-func (o *online) startBroker(r *Request, policy egress.Policy) (_ *broker, err error) {
+func (o *online) startBroker(r *Request, policy egress.Policy, programs *root.Root) (_ *broker, err error) {
 	n := o.task.Network
 	if len(r.Grant.Credentials) == 0 {
 		return nil, nil
@@ -115,9 +116,14 @@ func (o *online) startBroker(r *Request, policy egress.Policy) (_ *broker, err e
 		return nil, err
 	}
 	b := &broker{network: ours}
-	if b.Link, b.Brokered, err = egress.Broker(o.ctx, conn, r.ID, policy, n.Open, credentials, theirs, o.event); err != nil {
+	if b.Link, b.Brokered, err = egress.Broker(o.ctx, conn, r.ID, egress.Bindings{
+		Policy: policy, Open: n.Open, Credentials: credentials, Door: theirs, Trust: true, Root: programs,
+	}, o.event); err != nil {
 		ours.Close()
 		return nil, err
+	}
+	if b.Keep != nil { // a run does not outlive its services
+		b.Keep.Close()
 	}
 	o.task.withhold(r, b.Env, credentials)
 	return b, nil

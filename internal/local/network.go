@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,6 +16,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Network is how a command reaches what it may, and what that is beside what its rights
@@ -72,17 +74,20 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	}
 	defer conn.Close()
 	defer cancel(nil) // first: what ends from now on was to end
-	broker, err := o.startBroker(r, policy)
+	programs, err := r.programs()
+	if err != nil {
+		return Result{}, err
+	}
+	broker, err := o.startBroker(r, policy, programs)
 	if err != nil {
 		return Result{}, err
 	}
 	var network *os.File
-	var endpoints []egress.Endpoint
 	if broker != nil {
 		defer broker.Close()
-		network, policy.Attach, endpoints = broker.network, broker.Attach, broker.Endpoints
+		network, policy.Attach, policy.Endpoints = broker.network, broker.Attach, broker.Endpoints
 	}
-	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, network, endpoints, o.event)
+	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, programs, network, o.event)
 	if broker != nil {
 		network.Close()
 		trust = broker.Trust
@@ -94,7 +99,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 		t.Notice("policy: " + w)
 	}
 	if trust != nil {
-		forget, err := r.trust(trust)
+		forget, err := r.trust(trust, programs)
 		if err != nil {
 			return Result{}, err
 		}
@@ -130,13 +135,23 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	return result, err
 }
 
+// programs is what the programs of a template trust; nil when they are this machine's.
+func (r *Request) programs() (*root.Root, error) {
+	if r.Template == nil {
+		return nil, nil //nolint:nilnil // see above
+	}
+	layers, err := root.Open(r.Template.Layers)
+	if err != nil {
+		return nil, err
+	}
+	defer layers.Close()
+	programs, err := root.Survey(layers)
+	return &programs, err
+}
+
 // trust makes the programs inside trust an authority. The function returned takes the files
 // for it away.
-func (r *Request) trust(t *egress.Trust) (forget func(), err error) {
-	if r.Template != nil {
-		return nil, berm.Errorf(berm.Unsupported, "in a template's root nothing can be made to trust the network service yet, which the policy's http rules need").
-			WithHint("leave --template or the rules with http out")
-	}
+func (r *Request) trust(t *egress.Trust, programs *root.Root) (forget func(), err error) {
 	state, err := session.StateDir()
 	if err != nil {
 		return nil, err
@@ -155,8 +170,8 @@ func (r *Request) trust(t *egress.Trust) (forget func(), err error) {
 			return nil, berm.Errorf(berm.Internal, "write certificates: %w", err)
 		}
 		at[f.Path] = f.Path
-		if info, err := os.Lstat(f.Path); err != nil || !info.Mode().IsRegular() {
-			// Nothing can be put beside the host's files, which are read-only.
+		if !isRegular(f.Path, programs) {
+			// Nothing can be put beside what is there, which is read-only.
 			at[f.Path] = "/run/berm/" + filepath.Base(source)
 		}
 		r.Covered = append(r.Covered, Covered{at[f.Path], source})
@@ -169,6 +184,15 @@ func (r *Request) trust(t *egress.Trust) (forget func(), err error) {
 	}
 	cu.Release()
 	return forget, nil
+}
+
+// isRegular says whether there is a file inside that another one can lie over.
+func isRegular(path string, programs *root.Root) bool {
+	if programs != nil {
+		return slices.Contains(programs.Stores, path) || slices.ContainsFunc(programs.Bundles, func(f root.File) bool { return f.Path == path })
+	}
+	info, err := os.Lstat(path)
+	return err == nil && info.Mode().IsRegular()
 }
 
 // finish waits a moment for what the service has still to tell.

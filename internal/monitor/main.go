@@ -17,7 +17,16 @@ const (
 	SocketFile = "monitor.sock" // the protocol
 	AgentFile  = "agent.sock"   // byte streams to ports inside
 	LinkFile   = "link.sock"    // hands the other end of the sandbox's link to whoever connects
-	ExitFile   = "exit.json"    // how the sandbox ended
+	// KeepFile takes a descriptor that comes with the byte KeepPut, and hands it out, if there
+	// is one, to whoever sends KeepGet.
+	KeepFile = "keep.sock"
+	ExitFile = "exit.json" // how the sandbox ended
+)
+
+// The requests on KeepFile, of one byte each, as is the answer.
+const (
+	KeepPut = 'p'
+	KeepGet = 'g'
 )
 
 // Life is one sandbox from the view of a monitor's main function.

@@ -49,7 +49,7 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 			for _, r := range c.Resolvers {
 				args = append(args, "--"+egress.Resolver, r)
 			}
-			service := egress.NewService(c.Program, args...)
+			service := egress.NewService(egress.Command, c.Program, args...)
 			service.Ended = func(err error) { c.Log.Error("the network service was lost", "error", err, "hint", berm.HintOf(err)) }
 			if err := service.Start(); err != nil {
 				e.Missing = err.Error()
@@ -57,8 +57,15 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 				return e, func() {}
 			}
 			c.Log.Info("network service", "pid", service.PID(), "default", c.DefaultEgress)
-			e.Service, e.Missing = carrier{service}, ""
-			return e, service.Close
+			brokers := egress.NewService(egress.BrokerCommand, c.Program) // started when somebody needs it
+			brokers.Ended = func(err error) {
+				c.Log.Error("the service of credentials was lost", "error", err, "hint", berm.HintOf(err))
+			}
+			e.Service, e.Broker, e.Missing = carrier{service}, broker{brokers}, ""
+			return e, func() {
+				service.Close()
+				brokers.Close()
+			}
 		}
 		e.Missing = "isolation level " + string(p.Level) + " has none"
 	}
@@ -68,10 +75,25 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 // carrier is the network service as control knows it.
 type carrier struct{ *egress.Service }
 
-func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (control.Link, []string, error) {
-	l, warnings, err := c.Service.Attach(ctx, id, link, p, open, events)
+func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link, door *os.File, p egress.Policy, open []string, events func(egress.Event)) (control.Link, []string, error) {
+	l, warnings, err := c.Service.Attach(ctx, id, link, door, p, open, events)
 	if err != nil {
 		return nil, nil, err
 	}
 	return l, warnings, nil
+}
+
+// broker is the service of credentials as control knows it.
+type broker struct{ *egress.Service }
+
+func (b broker) Open(ctx context.Context, id berm.SandboxID, o control.Brokering, events func(egress.Event)) (control.Link, egress.Brokered, error) {
+	l, got, err := b.Broker(ctx, id, egress.Bindings{Policy: o.Policy, Open: o.Open, Door: o.Door, Kept: o.Kept}, events)
+	if err != nil {
+		return nil, egress.Brokered{}, err
+	}
+	return l, got, nil
+}
+
+func (b broker) Bind(ctx context.Context, id berm.SandboxID, link control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
+	return link.(*egress.Link).Bind(ctx, p, nil)
 }

@@ -16,17 +16,39 @@ import (
 
 type carrier struct{ *enginetest.Network }
 
-func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p egress.Policy, open []string, events func(egress.Event)) (control.Link, []string, error) {
-	l, warnings, err := c.Network.Attach(ctx, id, link, p, open, events)
+func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link, door *os.File, p egress.Policy, open []string, events func(egress.Event)) (control.Link, []string, error) {
+	l, warnings, err := c.Network.Attach(ctx, id, link, door, p, open, events)
 	if err != nil {
 		return nil, nil, err
 	}
 	return l, warnings, nil
 }
 
+// broker is a service of credentials in memory as Broker.
+type broker struct{ *enginetest.Network }
+
+func (b broker) Open(ctx context.Context, id berm.SandboxID, o control.Brokering, events func(egress.Event)) (control.Link, egress.Brokered, error) {
+	l, _, err := b.Attach(ctx, id, o.Door, nil, o.Policy, o.Open, events)
+	if err != nil {
+		return nil, egress.Brokered{}, err
+	}
+	got, err := b.Bind(ctx, id, l, o.Policy, o.Grants)
+	if err == nil && o.Kept == nil {
+		got.Keep, err = os.Open(os.DevNull)
+	}
+	return l, got, err
+}
+
+func (b broker) Bind(ctx context.Context, id berm.SandboxID, l control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
+	_, err := l.Set(ctx, p)
+	return egress.Brokered{Authority: "authority of " + string(id)}, err
+}
+
 func newOnlineWorld(t *testing.T, public bool) (*world, *enginetest.Network) {
 	n := &enginetest.Network{}
-	return newWorld(t, func(c *control.Config) { c.Egress = control.Egress{Service: carrier{n}, Public: public} }), n
+	return newWorld(t, func(c *control.Config) {
+		c.Egress = control.Egress{Service: carrier{n}, Broker: broker{&enginetest.Network{}}, Public: public}
+	}), n
 }
 
 func TestNetworkFields(t *testing.T) {

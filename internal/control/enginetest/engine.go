@@ -5,6 +5,7 @@ package enginetest
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"maps"
 	"net"
@@ -12,6 +13,7 @@ import (
 	"os"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -19,7 +21,8 @@ import (
 
 // Engine is an engine in memory.
 type Engine struct {
-	// Ports are the servers inside each sandbox. It is set before the first sandbox.
+	// Ports are the servers inside each sandbox, beside an agent that remembers what it was told
+	// (Told). It is set before the first sandbox.
 	Ports map[uint16]http.Handler
 	// Created is called when a sandbox was made; it may be nil.
 	Created func()
@@ -149,6 +152,8 @@ func (e *Engine) RestartAgent(id berm.SandboxID) {
 
 // state is one sandbox. Handles on it come and go.
 type state struct {
+	kept   *os.File // by Keep
+	told   []berm.GuestConfig
 	engine *Engine
 	id     berm.SandboxID
 	spec   berm.Spec
@@ -250,6 +255,9 @@ func (h *handle) Dial(_ context.Context, port uint16) (conn net.Conn, err error)
 			return berm.Errorf(berm.Conflict, "sandbox %s is paused", h.id)
 		}
 		handler := h.engine.Ports[port]
+		if handler == nil && port == berm.AgentPort {
+			handler = http.HandlerFunc(h.listen)
+		}
 		if handler == nil {
 			return berm.Errorf(berm.Unavailable, "nothing listens on port %d", port)
 		}
@@ -260,6 +268,33 @@ func (h *handle) Dial(_ context.Context, port uint16) (conn net.Conn, err error)
 		return nil
 	})
 	return conn, err
+}
+
+// listen is the agent.
+func (h *handle) listen(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path != "/init" {
+		http.NotFound(w, r)
+		return
+	}
+	var told berm.GuestConfig
+	if err := json.NewDecoder(r.Body).Decode(&told); err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.told = append(h.told, told)
+	w.WriteHeader(http.StatusNoContent)
+}
+
+// Told is what the agent of a sandbox was told, in order.
+func (e *Engine) Told(id berm.SandboxID) []berm.GuestConfig {
+	e.mu.Lock()
+	s := e.sandboxes[id]
+	e.mu.Unlock()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.told)
 }
 
 // serve speaks HTTP on one connection, also HTTP/2 with prior knowledge.
@@ -353,6 +388,32 @@ func (h *handle) Link(context.Context) (link *os.File, err error) {
 		return err
 	})
 	return link, err
+}
+
+// Keep keeps a descriptor in this process.
+func (h *handle) Keep(_ context.Context, file *os.File) error {
+	return h.in("Keep", func() error {
+		fd, err := syscall.Dup(int(file.Fd()))
+		if err == nil {
+			h.kept = os.NewFile(uintptr(fd), "kept")
+		}
+		return err
+	})
+}
+
+// Kept returns it.
+func (h *handle) Kept(context.Context) (file *os.File, err error) {
+	err = h.in("Kept", func() error {
+		if h.kept == nil {
+			return nil
+		}
+		fd, err := syscall.Dup(int(h.kept.Fd()))
+		if err == nil {
+			file = os.NewFile(uintptr(fd), "kept")
+		}
+		return err
+	})
+	return file, err
 }
 
 func (h *handle) Events(ctx context.Context) (<-chan berm.Status, error) {

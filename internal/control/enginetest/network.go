@@ -26,7 +26,7 @@ func (n *Network) Fail(err error) {
 }
 
 // Attach takes a link.
-func (n *Network) Attach(_ context.Context, id berm.SandboxID, link *os.File, p egress.Policy, _ []string, events func(egress.Event)) (*Link, []string, error) {
+func (n *Network) Attach(_ context.Context, id berm.SandboxID, link, _ *os.File, p egress.Policy, _ []string, events func(egress.Event)) (*Link, []string, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.fail != nil {
@@ -95,6 +95,14 @@ func (l *Link) Set(_ context.Context, p egress.Policy) ([]string, error) {
 	}
 	l.policy = p
 	return []string{"a warning"}, nil
+}
+
+// Door replaces the policy.
+func (l *Link) Door(ctx context.Context, p egress.Policy, door *os.File) ([]string, error) {
+	if _, err := door.Stat(); err != nil {
+		return nil, err
+	}
+	return l.Set(ctx, p)
 }
 
 func (l *Link) end() { l.ended.Do(func() { close(l.done) }) }

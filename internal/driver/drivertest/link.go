@@ -2,6 +2,8 @@ package drivertest
 
 import (
 	"bytes"
+	"io"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -43,6 +45,35 @@ var linkCases = []testCase{
 				found = bytes.Contains(packet[:n], []byte("canary"))
 			}
 			f.Close()
+		}
+	}},
+	{name: "Keep", needs: []Feature{Link}, run: func(t *testing.T, h Harness) {
+		s := create(t, h, func(spec *berm.Spec) { spec.Link = true })
+		ctx := testContext(t)
+		if f, err := s.Kept(ctx); f != nil || err != nil {
+			t.Errorf("before something was kept: %v, %v", f, err)
+		}
+		for _, text := range []string{"first", "second"} {
+			r, w, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Keep(ctx, r); err != nil {
+				t.Fatal(err)
+			}
+			r.Close()
+			if _, err := w.WriteString(text); err != nil {
+				t.Fatal(err)
+			}
+			w.Close()
+			again, err := s.Kept(ctx)
+			if err != nil || again == nil {
+				t.Fatalf("%v, %v", again, err)
+			}
+			got, err := io.ReadAll(again)
+			if again.Close(); err != nil || string(got) != text {
+				t.Errorf("%q, %v", got, err)
+			}
 		}
 	}},
 }

@@ -369,6 +369,15 @@ func (s *sandbox) Link(context.Context) (*os.File, error) {
 	return nil, berm.Errorf(berm.Unsupported, "a fake sandbox has no link")
 }
 
+// Keep fails: there is no link to keep something for.
+func (s *sandbox) Keep(ctx context.Context, _ *os.File) error {
+	_, err := s.Link(ctx)
+	return err
+}
+
+// Kept fails as Keep does.
+func (s *sandbox) Kept(ctx context.Context) (*os.File, error) { return s.Link(ctx) }
+
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
 	if err := s.gone(); err != nil {
 		return nil, err

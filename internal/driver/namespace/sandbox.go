@@ -85,30 +85,73 @@ func (s *sandbox) Dial(ctx context.Context, port uint16) (net.Conn, error) {
 
 // Link fetches the other end of the link from the monitor.
 func (s *sandbox) Link(ctx context.Context) (*os.File, error) {
-	conn, err := s.driver.dial(ctx, s.id, monitor.LinkFile)
+	file, err := s.exchange(ctx, monitor.LinkFile, 0, nil)
+	if err == nil && file == nil {
+		err = berm.Errorf(berm.Internal, "the monitor of sandbox %s sent no link", s.id)
+	}
+	return file, err
+}
+
+// Keep gives a descriptor to the monitor.
+func (s *sandbox) Keep(ctx context.Context, file *os.File) error {
+	_, err := s.exchange(ctx, monitor.KeepFile, monitor.KeepPut, file)
+	return err
+}
+
+// Kept fetches that descriptor.
+func (s *sandbox) Kept(ctx context.Context) (*os.File, error) {
+	return s.exchange(ctx, monitor.KeepFile, monitor.KeepGet, nil)
+}
+
+// exchange sends a request to a socket of the monitor's, unless it is 0, with a descriptor if
+// one is given, and returns the one that comes back, nil for none.
+func (s *sandbox) exchange(ctx context.Context, name string, request byte, file *os.File) (*os.File, error) {
+	conn, err := s.driver.dial(ctx, s.id, name)
 	if errors.Is(err, fs.ErrNotExist) {
 		if _, err := s.client.Status(ctx); err != nil {
 			return nil, err
 		}
-		return nil, berm.Errorf(berm.Unsupported, "sandbox %s was made without a link", s.id)
+		return nil, berm.Errorf(berm.Unsupported, "sandbox %s was made without a link, or by a version that could do less", s.id)
 	} else if err != nil {
 		return nil, berm.Errorf(berm.NotFound, "the link of sandbox %s: %w", s.id, err)
 	}
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
-	rights := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
-	if err != nil {
-		return nil, berm.Errorf(berm.Unavailable, "fetch the link of sandbox %s: %w", s.id, err)
+	failed := func(err error) (*os.File, error) {
+		return nil, berm.Errorf(berm.Unavailable, "ask the monitor of sandbox %s for its link: %w", s.id, err)
 	}
-	parts, err := unix.ParseSocketControlMessage(rights[:n])
-	if err == nil && len(parts) == 1 {
-		if fds, err := unix.ParseUnixRights(&parts[0]); err == nil && len(fds) == 1 {
-			return os.NewFile(uintptr(fds[0]), "link"), nil
+	if request != 0 {
+		if file != nil {
+			raw, err := file.SyscallConn()
+			if err != nil {
+				return failed(err)
+			}
+			err = errors.Join(raw.Control(func(fd uintptr) {
+				_, _, err = conn.WriteMsgUnix([]byte{request}, unix.UnixRights(int(fd)), nil)
+			}), err)
+			if err != nil {
+				return failed(err)
+			}
+		} else if _, _, err := conn.WriteMsgUnix([]byte{request}, nil, nil); err != nil {
+			return failed(err)
 		}
 	}
-	return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s sent no link", s.id)
+	rights := make([]byte, unix.CmsgSpace(4))
+	read, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
+	if err != nil || read == 0 {
+		return failed(errors.Join(err, io.ErrUnexpectedEOF))
+	}
+	parts, err := unix.ParseSocketControlMessage(rights[:n])
+	if err != nil || len(parts) != 1 {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	fds, err := unix.ParseUnixRights(&parts[0])
+	if err != nil || len(fds) != 1 {
+		return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s sent %d descriptors", s.id, len(fds))
+	}
+	unix.CloseOnExec(fds[0])
+	return os.NewFile(uintptr(fds[0]), "link"), nil
 }
 
 // connect opens a byte stream through the guest agent.

@@ -32,8 +32,9 @@ type Config struct {
 	file *os.File // written back to, so that the next agent finds it; may be nil
 	run  string   // directory of the id files; "" for none
 
-	mu  sync.Mutex // one change at a time
-	cur atomic.Pointer[berm.GuestConfig]
+	mu    sync.Mutex // one change at a time
+	cur   atomic.Pointer[berm.GuestConfig]
+	trust atomic.Pointer[map[string]string] // variables that have programs trust the authority
 }
 
 // Open reads the configuration from file, which may be empty or nil: then there is
@@ -53,6 +54,9 @@ func Open(file *os.File, run string) (*Config, error) {
 	}
 	g, err := parse(data)
 	if err != nil {
+		return nil, err
+	}
+	if err := c.trustAuthority(g); err != nil {
 		return nil, err
 	}
 	c.cur.Store(g)
@@ -91,6 +95,9 @@ func (c *Config) Init(data []byte) error {
 		}
 		merge(next, cur)
 	}
+	if err := c.trustAuthority(next); err != nil {
+		return err
+	}
 	if c.file != nil {
 		if err := writeBack(c.file, next); err != nil {
 			return fmt.Errorf("keep configuration: %w", err)
@@ -120,6 +127,12 @@ func merge(next, cur *berm.GuestConfig) {
 	}
 	if next.Workdir == "" {
 		next.Workdir = cur.Workdir
+	}
+	if next.Authority == "" {
+		next.Authority = cur.Authority
+	}
+	if next.Placeholders == nil {
+		next.Placeholders = cur.Placeholders
 	}
 	if next.Timestamp.IsZero() {
 		next.Timestamp = cur.Timestamp
@@ -194,10 +207,15 @@ func (c *Config) Authorized(token string) bool {
 // Token is the access token, "" when there is none.
 func (c *Config) Token() string { return c.load().AccessToken }
 
-// Env is a copy of the environment that every process gets.
+// Env is a copy of the environment that every process gets. What the template and the
+// sandbox's creator set wins.
 func (c *Config) Env() map[string]string {
 	g := c.load()
 	env := identity(g)
+	if trust := c.trust.Load(); trust != nil {
+		maps.Copy(env, *trust)
+	}
+	maps.Copy(env, g.Placeholders)
 	maps.Copy(env, g.Env)
 	return env
 }

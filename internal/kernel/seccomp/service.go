@@ -65,7 +65,7 @@ func runtimePermits(pid int) []permit {
 		{"prctl", is(0, 0, unix.PR_SET_VMA), "the runtime names its memory"},
 		{"epoll_create1 epoll_ctl epoll_pwait eventfd2", allow, "all descriptors are waited for at once"},
 		{"read write close lseek", allow, "what is open; a directory is read from its start"},
-		{"fcntl", is(1, 0, unix.F_GETFL, unix.F_SETFL, unix.F_GETFD, unix.F_SETFD, unix.F_DUPFD_CLOEXEC), "descriptors that came are made non-blocking, and closed on execution"},
+		{"fcntl", is(1, 0, unix.F_GETFL, unix.F_SETFL, unix.F_GETFD, unix.F_SETFD, unix.F_DUPFD_CLOEXEC, unix.F_ADD_SEALS), "descriptors that came are made non-blocking, and closed on execution; a file in memory is sealed"},
 		// What can be opened is Landlock's affair; by this it cannot be written.
 		{"openat", is(2, unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|unix.O_TMPFILE&^unix.O_DIRECTORY, unix.O_RDONLY), "the resolvers, the authorities and the time zone are read"},
 		{"fstat newfstatat readlinkat getdents64", allow, "the same files are looked at and found"},
@@ -105,8 +105,9 @@ var linkPermits = []permit{
 	{"socketpair", is(0, 0, unix.AF_UNIX), "a flow is handed to the service of credentials by one end of a pair"},
 }
 
-// doorPermits are for flows that were handed over.
+// doorPermits are for flows that were handed over, and for what is kept for a later process.
 var doorPermits = []permit{
+	{"memfd_create", is(1, 0, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING), "a sandbox's authority is kept by its monitor, in a file in memory"},
 	{"socket", byArg{arg: 0, cases: []oneOf{
 		{[]uint32{unix.AF_INET, unix.AF_INET6}, byArg{arg: 1, mask: 0xf, cases: []oneOf{streams}, rest: kill}},
 		routes,

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Link is a sandbox's link as its owner holds it. Its methods are safe for concurrent use.
@@ -14,17 +15,25 @@ type Link struct {
 	wire    *Wire
 	events  func(Event)
 	ordered sync.Mutex // held while an order waits for its answer
-	answers chan Answer
+	answers chan arrival
 	done    chan struct{}
+}
+
+// arrival is an answer with the descriptor that came with it.
+type arrival struct {
+	Answer
+	file *os.File
 }
 
 // Attach hands a sandbox's link to the service at the other end of conn, with the policy
 // under which it is used from the first packet on, and returns warnings about the policy.
-// Events are told to events, one at a time. The caller keeps its own descriptor of the link.
+// With door, an end of a connection, the service of credentials at its other end looks into
+// requests; without one rules that need it let nothing through. Events are told to events, one
+// at a time. The caller keeps its own descriptors.
 // Kinds: Invalid (the policy), Unavailable, Unsupported.
-func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
+func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link, door *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
 	l := newLink(conn, events)
-	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open}, link)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Door: door != nil}, door, link)
 	if err != nil {
 		_ = conn.Close()
 		return nil, nil, err
@@ -33,12 +42,11 @@ func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link *os
 }
 
 // Prepare is the first half of Attach, for whoever makes the sandbox: it returns what has to
-// be trusted inside, nil for nothing. Connect is the other half. With broker, an end of a
-// connection, the service of credentials at its other end looks into requests, and has
-// endpoints.
-func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, broker *os.File, endpoints []Endpoint, events func(Event)) (*Link, *Trust, []string, error) {
+// be trusted inside, nil for nothing, where the programs are those of a root, or, when that is
+// nil, of this machine. Connect is the other half.
+func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, programs *root.Root, door *os.File, events func(Event)) (*Link, *Trust, []string, error) {
 	l := newLink(conn, events)
-	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true, Broker: broker != nil, Endpoints: endpoints}, broker)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Trust: true, Root: programs, Door: door != nil}, door)
 	if err != nil {
 		_ = conn.Close()
 		return nil, nil, nil, err
@@ -46,27 +54,75 @@ func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Polic
 	return l, a.Trust, a.Warnings, nil
 }
 
+// Bindings is what a sandbox is to get from the service of credentials.
+type Bindings struct {
+	Policy      Policy // by which it judges requests
+	Open        []string
+	Credentials []Credential
+	// Door is an end of a connection at whose other end is the network service; nil when Door
+	// brings it later.
+	Door *os.File
+	// Kept is what an earlier service had kept for this sandbox; nil for nothing.
+	Kept *os.File
+	// Trust asks what has to be trusted inside, where the programs are those of Root, or, when
+	// that is nil, of this machine.
+	Trust bool
+	Root  *root.Root
+}
+
 // Brokered is what a sandbox gets from the service of credentials.
 type Brokered struct {
 	Attach    []Attachment      // for the policy of the network service
-	Endpoints []Endpoint        // for the network service
-	Trust     *Trust            // that has to be trusted inside
+	Endpoints []Endpoint        // for that policy too
+	Authority string            // certificate, in PEM, that has to be trusted inside
+	Trust     *Trust            // if it was asked for
 	Env       map[string]string // for the programs inside
 	Warnings  []string          // about the policy
+	// Keep is what a later service needs in Bindings.Kept, for the caller to close; nil when it
+	// is what that was.
+	Keep *os.File
 }
 
-// Broker gives credentials to the service of credentials at the other end of conn, with the
-// policy by which it judges requests, and with the end of a connection at whose other end is
-// the network service. The credentials end with the link, which never gets one of a sandbox.
+// Broker gives credentials to the service of credentials at the other end of conn. They end
+// with the link, which never gets one of a sandbox.
 // Kinds: Invalid (the policy, credentials), Unavailable, Unsupported.
-func Broker(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Policy, open []string, credentials []Credential, network *os.File, events func(Event)) (*Link, Brokered, error) {
+func Broker(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, b Bindings, events func(Event)) (*Link, Brokered, error) {
 	l := newLink(conn, events)
-	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Credentials: credentials}, network)
+	o := Order{
+		Protocol: Protocol, Sandbox: id, Policy: b.Policy, Open: b.Open, Bind: true, Credentials: b.Credentials,
+		Door: b.Door != nil, Authority: b.Kept != nil, Trust: b.Trust, Root: b.Root,
+	}
+	a, err := l.bind(ctx, o, b.Door, b.Kept)
 	if err != nil {
 		conn.Close()
 		return nil, Brokered{}, err
 	}
-	return l, Brokered{Attach: a.Attach, Endpoints: a.Endpoints, Trust: a.Trust, Env: a.Env, Warnings: a.Warnings}, nil
+	return l, a, nil
+}
+
+// Bind replaces the credentials and the policy, at the service of credentials.
+func (l *Link) Bind(ctx context.Context, p Policy, credentials []Credential) (Brokered, error) {
+	return l.bind(ctx, Order{Policy: p, Bind: true, Credentials: credentials})
+}
+
+func (l *Link) bind(ctx context.Context, o Order, files ...*os.File) (Brokered, error) {
+	secrets, err := packSecrets(o.Credentials)
+	if err != nil {
+		return Brokered{}, err
+	}
+	defer secrets.Close()
+	a, err := l.order(ctx, o, append(files, secrets)...)
+	if err != nil {
+		return Brokered{}, err
+	}
+	return Brokered{Attach: a.Attach, Endpoints: a.Endpoints, Authority: a.Authority, Trust: a.Trust, Env: a.Env, Warnings: a.Warnings, Keep: a.file}, nil
+}
+
+// Door replaces the policy, and the connection between the network service and that of
+// credentials, one end of which it brings.
+func (l *Link) Door(ctx context.Context, p Policy, door *os.File) ([]string, error) {
+	a, err := l.order(ctx, Order{Policy: p, Door: true}, door)
+	return a.Warnings, err
 }
 
 // Connect hands over the link after Prepare.
@@ -76,22 +132,22 @@ func (l *Link) Connect(ctx context.Context, link *os.File) error {
 }
 
 func newLink(conn *net.UnixConn, events func(Event)) *Link {
-	l := &Link{wire: NewWire(conn), events: events, answers: make(chan Answer, 1), done: make(chan struct{})}
+	l := &Link{wire: NewWire(conn), events: events, answers: make(chan arrival, 1), done: make(chan struct{})}
 	go l.receive()
 	return l
 }
 
 // Set replaces the policy. Flows that it does not allow are reset before Set returns.
 func (l *Link) Set(ctx context.Context, p Policy) ([]string, error) {
-	a, err := l.order(ctx, Order{Policy: p}, nil)
+	a, err := l.order(ctx, Order{Policy: p})
 	return a.Warnings, err
 }
 
-func (l *Link) order(ctx context.Context, o Order, link *os.File) (Answer, error) {
+func (l *Link) order(ctx context.Context, o Order, files ...*os.File) (arrival, error) {
 	l.ordered.Lock()
 	defer l.ordered.Unlock()
-	if err := l.wire.Send(o, link); err != nil {
-		return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone: %w", err)
+	if err := l.wire.Send(o, files...); err != nil {
+		return arrival{}, berm.Errorf(berm.Unavailable, "the network service is gone: %w", err)
 	}
 	select {
 	case a := <-l.answers:
@@ -101,18 +157,18 @@ func (l *Link) order(ctx context.Context, o Order, link *os.File) (Answer, error
 		case a := <-l.answers: // its last: a service leaves after it has refused
 			return a.result()
 		default:
-			return Answer{}, berm.Errorf(berm.Unavailable, "the network service is gone")
+			return arrival{}, berm.Errorf(berm.Unavailable, "the network service is gone")
 		}
 	case <-ctx.Done():
 		_ = l.Close() // its answer would be taken for that of the next order
-		return Answer{}, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
+		return arrival{}, berm.Errorf(berm.Unavailable, "waiting for the network service: %w", context.Cause(ctx))
 	}
 }
 
 // result is the answer, or the error that it brings.
-func (a Answer) result() (Answer, error) {
+func (a arrival) result() (arrival, error) {
 	if a.Error != nil {
-		return Answer{}, a.Error.err()
+		return arrival{}, a.Error.err()
 	}
 	return a, nil
 }
@@ -128,7 +184,11 @@ func (l *Link) receive() {
 			l.events(*a.Event)
 			continue
 		}
-		l.answers <- a
+		came := arrival{Answer: a}
+		if a.Keep {
+			came.file = l.wire.File()
+		}
+		l.answers <- came
 	}
 }
 

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Protocol is the number of the protocol that this build speaks.
@@ -36,6 +37,8 @@ type Policy struct {
 	Source  string          `json:"source,omitempty"`  // the name of its file, for messages
 	Entries []string        `json:"entries,omitempty"` // added before its rules: HOST[:PORT]
 	Attach  []Attachment    `json:"attach,omitempty"`  // added to its own
+	// Endpoints are names that there are inside for clients of the service of credentials alone.
+	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// Revision names this state of the policy in events.
 	Revision string `json:"revision,omitempty"`
 }
@@ -52,17 +55,24 @@ type Order struct {
 	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`  // of the first message
 	Policy   Policy         `json:"policy"`
 	Open     []string       `json:"open,omitempty"` // address ranges that the operator opens
-	// Trust asks, with the first message, which comes without the link then, what the sandbox
-	// has to trust for requests to be looked into. The link comes with the second message.
-	// Without it rules that look into requests let nothing through.
-	Trust bool `json:"trust,omitempty"`
-	// Broker says, with Trust, that a descriptor comes with the first message: the connection
-	// to the service of credentials, which looks into requests in this one's stead.
-	Broker bool `json:"broker,omitempty"`
-	// Endpoints come with Broker: names that there are inside for its clients alone.
-	Endpoints []Endpoint `json:"endpoints,omitempty"`
-	// Credentials are for the service of credentials alone, in its first message, which comes
-	// with its end of that connection.
+	// Trust asks, with the first message, what the sandbox has to trust for requests to be
+	// looked into, where its programs are those of Root. The link comes with the second message
+	// then.
+	Trust bool       `json:"trust,omitempty"`
+	Root  *root.Root `json:"root,omitempty"` // nil: this machine's own
+	// Door says that a descriptor comes with the message, before the link: the connection between
+	// the network service and that of credentials, which looks into requests in its stead.
+	Door bool `json:"door,omitempty"`
+
+	// The rest is for the service of credentials alone. Its first message comes with its end of
+	// that connection, unless it comes later.
+
+	// Authority says that a descriptor comes, after the door: what an earlier service had kept
+	// (Answer.Keep). Without it the sandbox gets a new authority.
+	Authority bool `json:"authority,omitempty"`
+	// Credentials replace those of before when Bind is set, as it is in the first message.
+	Bind bool `json:"bind,omitempty"`
+	// The secrets are in a file in memory, whose descriptor comes last.
 	Credentials []Credential `json:"credentials,omitempty"`
 }
 
@@ -85,7 +95,23 @@ type Credential struct {
 	URL          string   `json:"url,omitempty"`          // the variable inside of that base URL
 	Repositories []string `json:"repositories,omitempty"` // git over HTTPS
 	Push         []string `json:"push,omitempty"`         // refs that git may write
-	Value        []byte   `json:"value"`
+	Value        []byte   `json:"-"`
+	// Missing says that there is no secret any more: requests that would get it are refused.
+	Missing bool `json:"missing,omitempty"`
+	// Field is what Header is set to, with references ${e2b.secrets.NAME} to Values. There is no
+	// Value then.
+	Field  []byte            `json:"-"`
+	Values map[string][]byte `json:"-"`
+	Wants  []string          `json:"wants,omitempty"` // the names of Values, set by Broker and Bind
+}
+
+// Wipe forgets the secrets of a credential.
+func (c *Credential) Wipe() {
+	clear(c.Value)
+	clear(c.Field)
+	for _, v := range c.Values {
+		clear(v)
+	}
 }
 
 // Endpoint is a name inside that stands for a host of a credential: its clients speak plain
@@ -114,8 +140,12 @@ type Answer struct {
 	Done     bool     `json:"done,omitempty"`
 	Warnings []string `json:"warnings,omitempty"` // about the policy
 	Trust    *Trust   `json:"trust,omitempty"`    // when it was asked for and is needed
-	Error    *Failure `json:"error,omitempty"`
-	Event    *Event   `json:"event,omitempty"`
+	// Authority is the certificate, in PEM, of the sandbox's authority, from the service of
+	// credentials. Keep says that a descriptor comes with it, which a later service needs.
+	Authority string   `json:"authority,omitempty"`
+	Keep      bool     `json:"keep,omitempty"`
+	Error     *Failure `json:"error,omitempty"`
+	Event     *Event   `json:"event,omitempty"`
 	// Attach, Env and Endpoints are from the service of credentials: what the policy of the
 	// network service has to attach, variables for the programs inside, and names there.
 	Attach    []Attachment      `json:"attach,omitempty"`
@@ -126,14 +156,8 @@ type Answer struct {
 // Trust is what makes programs inside trust the authority of the sandbox: one that is made for
 // it, whose key the service keeps in memory.
 type Trust struct {
-	Files []TrustFile       `json:"files"`
+	Files []root.File       `json:"files"`
 	Env   map[string]string `json:"env"`
-}
-
-// TrustFile is a file that lies inside in the place of the host's own.
-type TrustFile struct {
-	Path string `json:"path"`
-	Data []byte `json:"data"`
 }
 
 // Failure is an error on the wire.
@@ -189,12 +213,12 @@ func NewWire(conn *net.UnixConn) *Wire {
 	return w
 }
 
-// maxFiles bounds the descriptors that came and were not taken. Each message brings one at
+// maxFiles bounds the descriptors that came and were not taken. Each message brings three at
 // most, but one read may see the end of a message and the beginning of the next.
-const maxFiles = 4
+const maxFiles = 6
 
-// File takes the descriptor that came with the message received last; nil is none. It is the
-// caller's to close.
+// File takes the next descriptor that came with the message received last; nil is none. It is
+// the caller's to close.
 func (w *Wire) File() *os.File {
 	if len(w.files) == 0 {
 		return nil
@@ -209,7 +233,7 @@ func (w *Wire) Close() error { return w.conn.Close() }
 
 // Read takes bytes, and keeps the descriptors that come with some.
 func (w *Wire) Read(p []byte) (int, error) {
-	rights := make([]byte, unix.CmsgSpace(4*4))
+	rights := make([]byte, unix.CmsgSpace(3*4))
 	n, rightsLen, _, _, err := w.conn.ReadMsgUnix(p, rights)
 	if rightsLen > 0 {
 		parts, _ := unix.ParseSocketControlMessage(rights[:rightsLen])
@@ -241,31 +265,63 @@ func (w *Wire) Receive(v any) error {
 	return json.Unmarshal(w.lines.Bytes(), v)
 }
 
-// Send writes a message, with a descriptor if one is given, which stays the caller's.
-func (w *Wire) Send(v any, file *os.File) error {
+// Send writes a message with the descriptors that are not nil, which stay the caller's. What
+// it was written from is wiped: it may hold a secret.
+func (w *Wire) Send(v any, files ...*os.File) error {
 	line, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
 	line = append(line, '\n')
+	defer clear(line)
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if file != nil {
-		raw, err := file.SyscallConn()
-		if err != nil {
-			return err
-		}
-		var sent error
-		err = raw.Control(func(fd uintptr) {
-			_, _, sent = w.conn.WriteMsgUnix(line[:1], unix.UnixRights(int(fd)), nil)
-		})
-		if err = errors.Join(err, sent); err != nil {
-			return err
-		}
-		line = line[1:]
+	fds, err := duplicates(files)
+	if err != nil {
+		return err
 	}
-	_, err = w.conn.Write(line)
+	defer closeAll(fds)
+	rest := line
+	if len(fds) > 0 {
+		if _, _, err := w.conn.WriteMsgUnix(line[:1], unix.UnixRights(fds...), nil); err != nil {
+			return err
+		}
+		rest = line[1:]
+	}
+	_, err = w.conn.Write(rest)
 	return err
+}
+
+// duplicates are descriptors of the files that are not nil. File.Fd would have them block,
+// for everybody who has the link.
+func duplicates(files []*os.File) (fds []int, err error) {
+	for _, file := range files {
+		if file == nil {
+			continue
+		}
+		raw, err := file.SyscallConn()
+		if err == nil {
+			var dup error
+			err = raw.Control(func(fd uintptr) {
+				var own int
+				if own, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); dup == nil {
+					fds = append(fds, own)
+				}
+			})
+			err = errors.Join(err, dup)
+		}
+		if err != nil {
+			closeAll(fds)
+			return nil, err
+		}
+	}
+	return fds, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
 }
 
 // Failed puts an error on the wire.

@@ -2,6 +2,8 @@ package egress
 
 import (
 	"context"
+	"errors"
+	"io"
 	"net"
 	"os"
 	"sync"
@@ -12,11 +14,13 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// Service is one process for all sandboxes of a server, started again when it died. Its methods are safe for concurrent use.
+// Service is one process for all sandboxes of a server, started again when it died: the
+// network service or that of credentials. Its methods are safe for concurrent use.
 type Service struct {
 	// Ended is told why a process ended, unless Close ended it; nil tells nobody.
 	Ended func(error)
 
+	command string
 	program func() (*os.File, error)
 	args    []string
 
@@ -27,9 +31,9 @@ type Service struct {
 }
 
 // NewService returns a service that is executed from program, which opens an executable that
-// has the command, with further arguments.
-func NewService(program func() (*os.File, error), args ...string) *Service {
-	return &Service{program: program, args: append([]string{"--" + Shared}, args...)}
+// has the command, Command or BrokerCommand, with further arguments.
+func NewService(command string, program func() (*os.File, error), args ...string) *Service {
+	return &Service{command: command, program: program, args: append([]string{"--" + Shared}, args...)}
 }
 
 // Start starts the process, unless it runs.
@@ -40,19 +44,28 @@ func (s *Service) Start() error {
 }
 
 // Attach is Attach of a connection to the service.
-func (s *Service) Attach(ctx context.Context, id berm.SandboxID, link *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
+func (s *Service) Attach(ctx context.Context, id berm.SandboxID, link, door *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
 	conn, err := s.connect()
 	if err != nil {
 		return nil, nil, err
 	}
-	return Attach(ctx, conn, id, link, p, open, events)
+	return Attach(ctx, conn, id, link, door, p, open, events)
+}
+
+// Broker is Broker of a connection to the service.
+func (s *Service) Broker(ctx context.Context, id berm.SandboxID, b Bindings, events func(Event)) (*Link, Brokered, error) {
+	conn, err := s.connect()
+	if err != nil {
+		return nil, Brokered{}, err
+	}
+	return Broker(ctx, conn, id, b, events)
 }
 
 // connect makes a connection for one sandbox and hands its other end to the service.
 func (s *Service) connect() (*net.UnixConn, error) {
 	ours, theirs, err := pair()
 	if err != nil {
-		return nil, berm.Errorf(berm.Unavailable, "connect to the network service: %w", err)
+		return nil, berm.Errorf(berm.Unavailable, "connect to berm %s: %w", s.command, err)
 	}
 	defer theirs.Close()
 	s.mu.Lock()
@@ -60,7 +73,7 @@ func (s *Service) connect() (*net.UnixConn, error) {
 	if err = s.running(); err == nil {
 		_ = s.process.conn.SetWriteDeadline(time.Now().Add(endPatience)) // a process that hangs holds up nobody for ever
 		if _, _, err = s.process.conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(theirs.Fd())), nil); err != nil {
-			err = berm.Errorf(berm.Unavailable, "connect to the network service: %w", err)
+			err = berm.Errorf(berm.Unavailable, "connect to berm %s: %w", s.command, err)
 		}
 	}
 	if err != nil {
@@ -73,7 +86,7 @@ func (s *Service) connect() (*net.UnixConn, error) {
 // running makes sure that there is a process. The caller holds the lock.
 func (s *Service) running() error {
 	if s.closed {
-		return berm.Errorf(berm.Unavailable, "the network service has ended with its server")
+		return berm.Errorf(berm.Unavailable, "berm %s has ended with its server", s.command)
 	}
 	if s.process != nil {
 		select {
@@ -86,10 +99,10 @@ func (s *Service) running() error {
 	}
 	program, err := s.program()
 	if err != nil {
-		return berm.Errorf(berm.Internal, "open the program of the network service: %w", err)
+		return berm.Errorf(berm.Internal, "open the program of berm %s: %w", s.command, err)
 	}
 	defer program.Close()
-	if s.process, err = start(program, s.ended, Command, s.args...); err != nil {
+	if s.process, err = start(program, s.ended, s.command, s.args...); err != nil {
 		return err
 	}
 	s.starts++
@@ -143,4 +156,46 @@ func (s *Service) Close() {
 		s.process.kill()
 		<-s.process.exited
 	}
+}
+
+// Hub is the end of a service for many sandboxes: it has each connection that comes over hub,
+// one descriptor with each byte, attended, until hub ends.
+func Hub(hub *net.UnixConn, attend func(*net.UnixConn)) error {
+	rights := make([]byte, unix.CmsgSpace(4))
+	for {
+		n, rightsLen, _, _, err := hub.ReadMsgUnix(make([]byte, 1), rights)
+		if n == 0 && err == nil || errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return berm.Errorf(berm.Internal, "the connection to the server: %w", err)
+		}
+		// Out of descriptors, none came: the connection ended then, and its owner sees it.
+		parts, _ := unix.ParseSocketControlMessage(rights[:rightsLen])
+		for i := range parts {
+			fds, _ := unix.ParseUnixRights(&parts[i])
+			for _, fd := range fds {
+				if conn, err := Conn(os.NewFile(uintptr(fd), "sandbox")); err == nil {
+					go attend(conn)
+				}
+			}
+		}
+	}
+}
+
+// Conn makes a connection of its descriptor, which it closes.
+func Conn(file *os.File) (*net.UnixConn, error) {
+	if file == nil {
+		return nil, berm.Errorf(berm.Invalid, "no connection came with the message")
+	}
+	defer file.Close()
+	conn, err := net.FileConn(file)
+	if err != nil {
+		return nil, berm.Errorf(berm.Invalid, "what came is no connection: %w", err)
+	}
+	if unix, ok := conn.(*net.UnixConn); ok {
+		return unix, nil
+	}
+	conn.Close()
+	return nil, berm.Errorf(berm.Invalid, "what came is no Unix socket")
 }

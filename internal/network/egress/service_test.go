@@ -64,7 +64,7 @@ func rogue() {
 
 // newService makes a service, and tells why its processes ended.
 func newService(t *testing.T, args ...string) (s *egress.Service, ended chan error) {
-	s = egress.NewService(func() (*os.File, error) { return os.Open("/proc/self/exe") }, args...)
+	s = egress.NewService(egress.Command, func() (*os.File, error) { return os.Open("/proc/self/exe") }, args...)
 	ended = make(chan error, 10)
 	s.Ended = func(err error) { ended <- err }
 	t.Cleanup(s.Close)
@@ -135,7 +135,7 @@ func attach(t *testing.T, s *egress.Service, p egress.Policy) error {
 	defer link.Close()
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
-	_, _, err = s.Attach(ctx, "i0test", link, p, nil, func(egress.Event) {})
+	_, _, err = s.Attach(ctx, "i0test", link, nil, p, nil, func(egress.Event) {})
 	return err
 }
 

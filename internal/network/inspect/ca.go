@@ -78,6 +78,43 @@ func serial() *big.Int {
 	return new(big.Int).SetBytes(b)
 }
 
+// Marshal returns certificate and key, in PEM, for ParseCA.
+func (ca *CA) Marshal() ([]byte, error) {
+	key, err := x509.MarshalPKCS8PrivateKey(ca.key)
+	if err != nil {
+		return nil, err
+	}
+	defer clear(key)
+	return append(ca.PEM(), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key})...), nil
+}
+
+// ParseCA makes the authority that Marshal wrote. Kind: Invalid.
+func ParseCA(text []byte) (*CA, error) {
+	invalid := berm.Errorf(berm.Invalid, "what was kept of the sandbox's certificate authority is none")
+	certBlock, rest := pem.Decode(text)
+	if certBlock == nil {
+		return nil, invalid
+	}
+	keyBlock, _ := pem.Decode(rest)
+	if keyBlock == nil {
+		return nil, invalid
+	}
+	defer clear(keyBlock.Bytes)
+	cert, err := x509.ParseCertificate(certBlock.Bytes)
+	if err != nil {
+		return nil, invalid
+	}
+	key, err := x509.ParsePKCS8PrivateKey(keyBlock.Bytes)
+	if err != nil {
+		return nil, invalid
+	}
+	ec, ok := key.(*ecdsa.PrivateKey)
+	if !ok || !ec.PublicKey.Equal(cert.PublicKey) {
+		return nil, invalid
+	}
+	return &CA{cert: cert, key: ec, leaves: map[string]*tls.Certificate{}}, nil
+}
+
 // PEM is the certificate, without its key.
 func (ca *CA) PEM() []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: ca.cert.Raw})

@@ -12,8 +12,10 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"testing/fstest"
 	"time"
+
+	"github.com/berm-sandbox/berm/internal/trust"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // shop is an upstream with what clients are tried with.
@@ -56,18 +58,18 @@ func (r *rig) run(t *testing.T, name string, args ...string) string {
 // env writes the files of Trust below a directory, and names them there.
 func (r *rig) env(t *testing.T) (env []string) {
 	t.Helper()
-	files, vars, err := Trust(fstest.MapFS{}, r.config.CA.PEM(), nil)
+	files, vars, err := trust.Files(root.Root{}, r.config.CA.PEM(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	root := t.TempDir()
+	dir := t.TempDir()
 	for _, f := range files {
-		os.MkdirAll(filepath.Dir(root+f.Path), 0o755)
-		os.WriteFile(root+f.Path, f.Data, 0o644)
+		os.MkdirAll(filepath.Dir(dir+f.Path), 0o755)
+		os.WriteFile(dir+f.Path, f.Data, 0o644)
 	}
 	for name, value := range vars {
 		if strings.HasPrefix(value, "/") {
-			value = root + value
+			value = dir + value
 		}
 		env = append(env, name+"="+value)
 	}
@@ -241,12 +243,12 @@ func TestJava(t *testing.T) {
 		t.Skip("slow: BERM_TEST_ALL=1 runs it")
 	}
 	r := newRig(t, shop, options{})
-	store, err := javaStore(r.config.CA.PEM())
+	files, _, err := trust.Files(root.Root{Stores: []string{"/cacerts"}}, r.config.CA.PEM(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	os.WriteFile(filepath.Join(dir, "cacerts"), store, 0o644)
+	os.WriteFile(filepath.Join(dir, "cacerts"), files[len(files)-1].Data, 0o644)
 	os.WriteFile(filepath.Join(dir, "Get.java"), []byte(`
 import java.net.URI;
 import java.net.http.*;

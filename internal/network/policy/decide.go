@@ -431,9 +431,7 @@ func (e *Evaluator) NeedsInspection(host Host, port uint16, now time.Time) bool 
 
 // CanInspect says whether any flow may need inspection, so that certificates have to be
 // installed at all.
-func (e *Evaluator) CanInspect() bool {
-	return len(e.policy.Attach) > 0 || slices.ContainsFunc(e.policy.Rules, func(r Rule) bool { return r.inspects() })
-}
+func (e *Evaluator) CanInspect() bool { return e.policy.CanInspect() }
 
 // NextExpiry is when the next rule ends after now, zero for never: flows that it let pass
 // are to be judged again then.

@@ -4,6 +4,7 @@ package policy
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -270,4 +271,9 @@ func clip(s string) string {
 		return s[:200] + "…"
 	}
 	return s
+}
+
+// CanInspect says whether the policy may look into requests.
+func (p *Policy) CanInspect() bool {
+	return len(p.Attach) > 0 || slices.ContainsFunc(p.Rules, func(r Rule) bool { return r.inspects() })
 }

@@ -40,6 +40,8 @@ type Sandbox struct {
 	link    *os.File // the other end of the sandbox's link; nil when it has none
 
 	linkSocket *net.UnixListener
+	keepSocket *net.UnixListener
+	kept       *os.File // under mu; nil for none
 	upper      *os.File // root of the writable layer's mount; nil when init made it
 	group      *cgroup.Group
 	claim      *claim.File // nil when nothing is claimed
@@ -621,19 +623,30 @@ func (s *Sandbox) makeLink() error {
 }
 
 // serveLink hands the other end of the link to whoever connects to a socket in the current
-// directory, again and again: the service that had it may have died.
-func (s *Sandbox) serveLink() error {
+// directory, again and again: the service that had it may have died. Another socket keeps a
+// descriptor for it.
+func (s *Sandbox) serveLink() (err error) {
 	s.mu.Lock()
 	link := s.link
 	s.mu.Unlock()
 	if link == nil {
 		return berm.Errorf(berm.Internal, "init made no link")
 	}
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: monitor.LinkFile, Net: "unix"})
-	if err != nil {
-		return fault("listen for the network service", err)
+	if s.linkSocket, err = serve(monitor.LinkFile, func(conn *net.UnixConn) {
+		_, _, _ = conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(link.Fd())), nil)
+	}); err != nil {
+		return err
 	}
-	s.linkSocket = listener
+	s.keepSocket, err = serve(monitor.KeepFile, s.keepFile)
+	return err
+}
+
+// serve attends each connection to a socket in the current directory.
+func serve(name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	if err != nil {
+		return nil, fault("listen for the network service", err)
+	}
 	go func() {
 		for {
 			conn, err := listener.AcceptUnix()
@@ -644,11 +657,41 @@ func (s *Sandbox) serveLink() error {
 				time.Sleep(50 * time.Millisecond)
 				continue
 			}
-			_, _, _ = conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(link.Fd())), nil)
+			_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // whoever connects is the server, which may hang
+			attend(conn)
 			conn.Close()
 		}
 	}()
-	return nil
+	return listener, nil
+}
+
+// keepFile takes a descriptor in the place of the one before, or hands it out.
+func (s *Sandbox) keepFile(conn *net.UnixConn) {
+	op, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
+	_, n, _, _, err := conn.ReadMsgUnix(op, rights)
+	if err != nil {
+		return
+	}
+	var came *os.File
+	if parts, _ := unix.ParseSocketControlMessage(rights[:n]); len(parts) == 1 {
+		if fds, _ := unix.ParseUnixRights(&parts[0]); len(fds) == 1 {
+			unix.CloseOnExec(fds[0])
+			came = os.NewFile(uintptr(fds[0]), "kept")
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []byte
+	switch {
+	case op[0] == monitor.KeepPut && came != nil:
+		s.kept, came = came, s.kept
+	case op[0] == monitor.KeepGet && s.kept != nil:
+		out = unix.UnixRights(int(s.kept.Fd()))
+	}
+	if came != nil {
+		came.Close()
+	}
+	_, _, _ = conn.WriteMsgUnix([]byte{1}, out, nil)
 }
 
 // explain adds what init reported to an error.
@@ -770,13 +813,18 @@ func (s *Sandbox) reap() unix.WaitStatus {
 
 // close lets every descriptor go, and with them the mounts.
 func (s *Sandbox) close() {
-	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.pidfd} {
+	s.mu.Lock()
+	kept := s.kept
+	s.mu.Unlock()
+	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.pidfd, kept} {
 		if f != nil {
 			f.Close()
 		}
 	}
-	if s.linkSocket != nil {
-		s.linkSocket.Close()
+	for _, l := range []*net.UnixListener{s.linkSocket, s.keepSocket} {
+		if l != nil {
+			l.Close()
+		}
 	}
 	if s.claim != nil {
 		_ = s.claim.Close()

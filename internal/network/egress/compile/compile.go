@@ -2,9 +2,13 @@
 package compile
 
 import (
+	"os"
+
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/policy"
+	"github.com/berm-sandbox/berm/internal/trust"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Policy makes a policy of the form in which it came. Kinds: Invalid; Unsupported for what the
@@ -69,4 +73,21 @@ func enforceable(p *policy.Policy) error {
 		}
 	}
 	return nil
+}
+
+// Trust says what has to be trusted inside, where the programs are those of a root, or, when
+// that is nil, of this machine.
+func Trust(programs *root.Root, authority []byte) (*egress.Trust, error) {
+	if programs == nil {
+		own, err := root.Survey(os.DirFS("/"))
+		if err != nil {
+			return nil, err
+		}
+		programs = &own
+	}
+	files, env, err := trust.Files(*programs, authority, nil)
+	if err != nil {
+		return nil, err
+	}
+	return &egress.Trust{Files: files, Env: env}, nil
 }

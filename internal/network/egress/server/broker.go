@@ -2,34 +2,37 @@ package server
 
 import (
 	"context"
-	"net"
 	"net/netip"
 	"os"
 
-	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
 
 // useBroker has requests looked into by the process at the other end of a connection, which
-// holds what this one must not: secrets, and the key of the sandbox's authority.
-func (x *sandbox) useBroker(file *os.File, endpoints []egress.Endpoint) error {
-	conn, err := connOf(file)
+// holds what this one must not: secrets, and the key of the sandbox's authority. What went
+// through another one ends.
+func (x *sandbox) useBroker(file *os.File) error {
+	conn, err := egress.Conn(file)
 	if err != nil {
-		return berm.Errorf(berm.Invalid, "the connection to the service of credentials: %w", err)
+		return err
 	}
-	x.broker, x.endpoints = egress.NewWire(conn), map[string]egress.Endpoint{}
-	for _, e := range endpoints {
-		x.endpoints[e.Name] = e
+	broker := egress.NewWire(conn)
+	x.mu.Lock()
+	old := x.broker
+	x.broker = broker
+	x.mu.Unlock()
+	if old != nil {
+		old.Close()
 	}
 	go func() {
 		// It never says anything: what comes is the end.
-		_ = x.broker.Receive(&struct{}{})
+		_ = broker.Receive(&struct{}{})
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		for f := range x.live {
-			if f.brokered {
+			if f.brokered == broker {
 				f.deny(brokerless(f.verdict))
 				f.inside.Reset()
 			}
@@ -38,18 +41,19 @@ func (x *sandbox) useBroker(file *os.File, endpoints []egress.Endpoint) error {
 	return nil
 }
 
-// connOf makes a connection of its descriptor.
-func connOf(file *os.File) (*net.UnixConn, error) {
-	defer file.Close()
-	conn, err := net.FileConn(file)
-	if err != nil {
-		return nil, err
-	}
-	if unix, ok := conn.(*net.UnixConn); ok {
-		return unix, nil
-	}
-	conn.Close()
-	return nil, berm.Errorf(berm.Invalid, "it is no Unix socket")
+// endpoint is what a name inside stands for.
+func (x *sandbox) endpoint(name string) (egress.Endpoint, bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	e, ok := x.endpoints[name]
+	return e, ok
+}
+
+// door is the connection to the service of credentials; nil for none.
+func (x *sandbox) door() *egress.Wire {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.broker
 }
 
 // brokerless is the verdict about a flow when the process that would look into it is gone.
@@ -59,7 +63,7 @@ func brokerless(v policy.Verdict) policy.Verdict {
 }
 
 // handOver joins a connection with the service of credentials, which goes on with it.
-func (x *sandbox) handOver(ctx context.Context, f *flow, conn stack.Conn) error {
+func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn stack.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
 	addrs, err := x.addresses(ctx, f)
@@ -70,16 +74,16 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, conn stack.Conn) error 
 	if err != nil {
 		return err
 	}
-	broker, err := connOf(ours)
+	broker, err := egress.Conn(ours)
 	if err != nil {
 		theirs.Close()
 		return err
 	}
 	defer broker.Close()
 	x.mu.Lock()
-	f.brokered = true
+	f.brokered = door
 	x.mu.Unlock()
-	err = x.broker.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs}, theirs)
+	err = door.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs}, theirs)
 	theirs.Close()
 	if err != nil {
 		f.deny(brokerless(f.verdict))

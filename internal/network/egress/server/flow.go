@@ -31,7 +31,7 @@ type flow struct {
 	question policy.Flow
 	verdict  policy.Verdict
 	judge    *policy.Evaluator // whose verdict it is
-	brokered bool              // it was handed over; under the sandbox's lock
+	brokered *egress.Wire      // by which it was handed over; under the sandbox's lock
 	endpoint string            // by whose name it was asked for
 	use      *quota.Use        // of the policy's limits
 	timer    *time.Timer       // at the end of its time; nil: it has no end; under the sandbox's lock
@@ -96,7 +96,7 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	destination := inside.Destination
 	host, port, endpoint := policy.AddrHost(destination.Addr()), destination.Port(), ""
 	if name := x.names.Name(destination.Addr()); name != "" {
-		if e, ok := x.endpoints[name]; ok && port == 80 && proto == policy.TCP {
+		if e, ok := x.endpoint(name); ok && port == 80 && proto == policy.TCP {
 			endpoint, name, port = name, e.Host, e.Port
 		}
 		named, err := policy.ParseHost(name)
@@ -247,7 +247,7 @@ func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) 
 	if f.endpoint != "" {
 		return func(conn stack.Conn) {
 			defer x.end(f)
-			if err := x.handOver(ctx, f, conn); err != nil {
+			if err := x.handOver(ctx, f, x.door(), conn); err != nil {
 				f.fail(err)
 				inside.Reset()
 			}
@@ -302,8 +302,8 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 		return errDenied
 	}
 	if hello == nil || inspects(f.verdict) {
-		if x.broker != nil {
-			return x.handOver(ctx, f, ahead)
+		if door := x.door(); door != nil {
+			return x.handOver(ctx, f, door, ahead)
 		}
 		return x.look(f, ahead)
 	}

@@ -5,8 +5,6 @@ package server
 
 import (
 	"context"
-	"errors"
-	"io"
 	"maps"
 	"net"
 	"net/netip"
@@ -26,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/stack"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Server is the service.
@@ -74,34 +73,7 @@ type Config struct {
 // Serve attends the sandboxes whose connections come over hub, one descriptor with each
 // byte, until it ends.
 func (s *Server) Serve(hub *net.UnixConn) error {
-	rights := make([]byte, unix.CmsgSpace(4))
-	for {
-		n, rightsLen, _, _, err := hub.ReadMsgUnix(make([]byte, 1), rights)
-		if n == 0 && err == nil || errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return berm.Errorf(berm.Internal, "the connection to the server: %w", err)
-		}
-		// Out of descriptors, none came: the connection ended then, and its owner sees it.
-		parts, _ := unix.ParseSocketControlMessage(rights[:rightsLen])
-		for i := range parts {
-			fds, _ := unix.ParseUnixRights(&parts[i])
-			for _, fd := range fds {
-				file := os.NewFile(uintptr(fd), "sandbox")
-				conn, err := net.FileConn(file)
-				file.Close()
-				if err != nil {
-					continue
-				}
-				if owner, ok := conn.(*net.UnixConn); ok {
-					go s.Attend(owner)
-				} else {
-					conn.Close()
-				}
-			}
-		}
-	}
+	return egress.Hub(hub, s.Attend)
 }
 
 // Attend serves one sandbox until its connection ends.
@@ -159,7 +131,15 @@ func (s *Server) Attend(conn *net.UnixConn) {
 			return
 		}
 		// A policy that is wrong leaves the old one in force.
+		door := w.File()
 		warnings, err := x.set(next)
+		if door != nil {
+			if err == nil && next.Door {
+				err = x.useBroker(door)
+			} else {
+				door.Close()
+			}
+		}
 		if err != nil {
 			_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
 			continue
@@ -175,9 +155,15 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	if o.Protocol != egress.Protocol {
 		return nil, nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", egress.Protocol, o.Protocol)
 	}
-	file := w.File()
-	if file == nil && (!o.Trust || o.Broker) {
-		return nil, nil, berm.Errorf(berm.Invalid, "no descriptor came with the policy")
+	var door, link *os.File
+	if o.Door {
+		door = w.File()
+	}
+	if !o.Trust {
+		link = w.File()
+	}
+	if o.Door && door == nil || !o.Trust && link == nil {
+		return nil, nil, berm.Errorf(berm.Invalid, "a descriptor is missing with the policy")
 	}
 	var ranges []netip.Prefix
 	for _, text := range o.Open {
@@ -194,14 +180,14 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
 	x.responder = dns.NewResponder(x.names, x.resolves, x.admits)
 	if warnings, err = x.set(o); err == nil {
-		switch {
-		case o.Broker:
-			err = x.useBroker(file, o.Endpoints)
-		case o.Trust:
-			err = x.makeTrust()
-		default:
-			err = x.connect(file)
+		if door != nil {
+			err = x.useBroker(door)
+		} else if o.Trust {
+			err = x.makeTrust(o.Root)
 		}
+	}
+	if err == nil && link != nil {
+		err = x.connect(link)
 	}
 	if err != nil {
 		x.events.close()
@@ -236,24 +222,16 @@ func (x *sandbox) connect(link *os.File) error {
 const authorityLife = 30 * 24 * time.Hour
 
 // makeTrust makes the sandbox's authority if its policy looks into requests, and says what has
-// to be trusted inside, where the programs are this machine's.
-func (x *sandbox) makeTrust() error {
+// to be trusted inside.
+func (x *sandbox) makeTrust(programs *root.Root) (err error) {
 	if !x.evaluator().CanInspect() {
 		return nil
 	}
-	ca, err := inspect.NewCA(authorityLife)
-	if err != nil {
+	if x.ca, err = inspect.NewCA(authorityLife); err != nil {
 		return err
 	}
-	files, env, err := inspect.Trust(os.DirFS("/"), ca.PEM(), nil)
-	if err != nil {
-		return err
-	}
-	x.ca, x.trust = ca, &egress.Trust{Env: env}
-	for _, f := range files {
-		x.trust.Files = append(x.trust.Files, egress.TrustFile{Path: f.Path, Data: f.Data})
-	}
-	return nil
+	x.trust, err = compile.Trust(programs, x.ca.PEM())
+	return err
 }
 
 // sandbox is one sandbox's network. It judges the flows of its stack.
@@ -270,15 +248,14 @@ type sandbox struct {
 	quota  *quota.Quota
 	ca     *inspect.CA // nil: no requests are looked into
 	trust  *egress.Trust
-	broker *egress.Wire // looks into requests in our stead; nil for none
 
+	mu        sync.Mutex
+	broker    *egress.Wire // looks into requests in our stead; nil for none
+	policy    *policy.Evaluator
 	endpoints map[string]egress.Endpoint // of the broker's, by name
-
-	mu     sync.Mutex
-	policy *policy.Evaluator
-	spent  map[string]bool // rules for one flow that were used
-	live   map[*flow]struct{}
-	expiry *time.Timer // at the end of the next rule that ends
+	spent     map[string]bool            // rules for one flow that were used
+	live      map[*flow]struct{}
+	expiry    *time.Timer // at the end of the next rule that ends
 }
 
 // set puts a policy in force, and resets the flows that it does not allow.
@@ -287,7 +264,7 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if ids := compile.Credentials(p); o.Trust && !o.Broker && len(ids) > 0 {
+	if ids := compile.Credentials(p); o.Trust && !o.Door && len(ids) > 0 {
 		return nil, berm.Errorf(berm.Invalid, "the policy wants the credential %q, which nobody gave", ids[0]).WithHint("--cred %s=SOURCE gives it", ids[0])
 	}
 	e, err := policy.NewEvaluator(p, nil, x.table)
@@ -299,7 +276,10 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.policy, x.spent = e, map[string]bool{}
+	x.policy, x.spent, x.endpoints = e, map[string]bool{}, map[string]egress.Endpoint{}
+	for _, e := range o.Policy.Endpoints {
+		x.endpoints[e.Name] = e
+	}
 	x.quota.Set(p)
 	for f := range x.live {
 		x.rejudge(f)
@@ -351,8 +331,8 @@ func (x *sandbox) close() {
 	if x.stack != nil { // it never got its link
 		x.stack.Close()
 	}
-	if x.broker != nil {
-		x.broker.Close()
+	if broker := x.door(); broker != nil {
+		broker.Close()
 	}
 	x.events.close()
 }
@@ -364,7 +344,7 @@ func (x *sandbox) Query(_ context.Context, _ netip.Addr, message []byte) []byte 
 
 // resolves says whether there is a name for the sandbox.
 func (x *sandbox) resolves(name string) bool {
-	if _, ok := x.endpoints[name]; ok {
+	if _, ok := x.endpoint(name); ok {
 		return true
 	}
 	host, err := policy.ParseHost(name)

@@ -1,31 +1,30 @@
-package inspect
+// Package root finds out what the programs of a root file system trust.
+package root
 
 import (
-	"bytes"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"io"
 	"io/fs"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
-
-	"software.sslmate.com/src/go-pkcs12"
 
 	"github.com/berm-sandbox/berm"
 )
 
-// File is a file to be written into a sandbox's root, world-readable and owned by root.
+// File is a file of a root.
 type File struct {
-	Path string // absolute, of directories that are no links
-	Data []byte
+	Path string `json:"path"` // absolute, of directories that are no links
+	Data []byte `json:"data"`
 }
 
-// anchor is where the authority stands alone. Debian's update-ca-certificates looks there,
-// so that the bundle keeps it when the sandbox makes a new one.
-const anchor = "usr/local/share/ca-certificates/sandbox.crt"
+// Root is where the authorities lie that the programs of a root trust. All paths are absolute,
+// of directories that are no links.
+type Root struct {
+	Bundles []File   `json:"bundles,omitempty"` // all authorities in one file
+	Anchors []string `json:"anchors,omitempty"` // where an authority goes that is to be in the next bundle
+	Stores  []string `json:"stores,omitempty"`  // Java's own
+}
 
 // bundles are where systems keep all authorities in one file. Most are links to another.
 var bundles = []string{
@@ -62,96 +61,36 @@ var keystores = []string{
 	"etc/ssl/certs/java/cacerts",
 }
 
-// Of the variables some name the only authorities, and some one more.
-var (
-	bundleVariables = []string{
-		"SSL_CERT_FILE", // OpenSSL, and with it Ruby, Python, .NET; Go; rustls-native-certs
-		"CURL_CA_BUNDLE", "GIT_SSL_CAINFO",
-		"REQUESTS_CA_BUNDLE", "PIP_CERT", "HTTPLIB2_CA_CERTS", "CONDA_SSL_VERIFY", // Python
-		"AWS_CA_BUNDLE", "CLOUDSDK_CORE_CUSTOM_CA_CERTS_FILE",
-		"npm_config_cafile", "YARN_HTTPS_CA_FILE_PATH",
-		"CARGO_HTTP_CAINFO", "PERL_LWP_SSL_CA_FILE", "BUNDLE_SSL_CA_CERT", "HEX_CACERTS_PATH",
-		"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", "NIX_SSL_CERT_FILE",
-	}
-	anchorVariables = []string{"NODE_EXTRA_CA_CERTS", "DENO_CERT"}
-	otherVariables  = map[string]string{
-		"DENO_TLS_CA_STORE": "system,mozilla",
-		"UV_NATIVE_TLS":     "true",
-	}
-)
-
 // bundleLimit bounds what is read of a template, whose maker need not be trusted. Mozilla's
 // list has 220 KiB.
 const bundleLimit = 8 << 20
 
-// Trust returns the files and the variables by which the programs of a root come to trust
-// an authority, given in PEM. Everything that the root trusts already it goes on to trust;
-// where it has no list, roots in PEM are taken. The files are whole: whoever writes them
-// replaces what is there. It fails with Invalid when the root has a list that cannot be read.
-func Trust(root fs.FS, ca, roots []byte) ([]File, map[string]string, error) {
-	files := []File{{"/" + anchor, ca}}
-	var first string
-	add := func(name string, data []byte) string {
-		name = "/" + name
-		if !slices.ContainsFunc(files, func(f File) bool { return f.Path == name }) {
-			files = append(files, File{name, data})
-		}
-		return name
-	}
+// Survey reads a root. Kind: Invalid when it has a list that cannot be read.
+func Survey(root fs.FS) (Root, error) {
+	var r Root
 	for _, name := range bundles {
 		real, data, err := readRegular(root, name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return nil, nil, berm.Errorf(berm.Invalid, "the template's list of certificate authorities /%s: %w", name, err)
+			return Root{}, berm.Errorf(berm.Invalid, "the template's list of certificate authorities /%s: %w", name, err)
 		}
-		written := add(real, joinPEM(data, ca))
-		if first == "" {
-			first, roots = written, data
+		if real = "/" + real; !slices.ContainsFunc(r.Bundles, func(f File) bool { return f.Path == real }) {
+			r.Bundles = append(r.Bundles, File{real, data})
 		}
-	}
-	if first == "" {
-		first = add(bundles[0], joinPEM(roots, ca))
 	}
 	for _, a := range anchors {
 		dir, _, err := resolve(root, path.Dir(a.path))
 		if _, has := fs.Stat(root, a.tool); has == nil && err == nil {
-			add(path.Join(dir, path.Base(a.path)), ca)
+			r.Anchors = append(r.Anchors, "/"+path.Join(dir, path.Base(a.path)))
 		}
 	}
 	stores, err := javaStores(root)
-	if err != nil {
-		return nil, nil, err
+	for _, name := range stores {
+		r.Stores = append(r.Stores, "/"+name)
 	}
-	if len(stores) > 0 {
-		store, err := javaStore(joinPEM(roots, ca))
-		if err != nil {
-			return nil, nil, err
-		}
-		for _, name := range stores {
-			add(name, store)
-		}
-	}
-	env := map[string]string{}
-	for _, name := range bundleVariables {
-		env[name] = first
-	}
-	for _, name := range anchorVariables {
-		env[name] = "/" + anchor
-	}
-	for name, value := range otherVariables {
-		env[name] = value
-	}
-	return files, env, nil
-}
-
-func joinPEM(list, ca []byte) []byte {
-	list = bytes.TrimRight(list, "\n")
-	if len(list) > 0 {
-		list = append(slices.Clone(list), '\n')
-	}
-	return append(list, ca...)
+	return r, err
 }
 
 // readRegular reads a regular file and tells where it really is.
@@ -227,17 +166,4 @@ func javaStores(root fs.FS) ([]string, error) {
 		}
 	}
 	return found, nil
-}
-
-// javaStore makes a store of a list in PEM. It has no password, because Java reads its own
-// without one.
-func javaStore(list []byte) ([]byte, error) {
-	var entries []pkcs12.TrustStoreEntry
-	for block, rest := pem.Decode(list); block != nil; block, rest = pem.Decode(rest) {
-		// What Go cannot read (negative serial numbers) Java does without.
-		if cert, err := x509.ParseCertificate(block.Bytes); err == nil {
-			entries = append(entries, pkcs12.TrustStoreEntry{Cert: cert, FriendlyName: "ca-" + strconv.Itoa(len(entries))})
-		}
-	}
-	return pkcs12.Passwordless.EncodeTrustStoreEntries(entries, "")
 }

@@ -1,9 +1,8 @@
-package inspect
+package trust_test
 
 import (
 	"bytes"
-	"crypto/x509"
-	"fmt"
+
 	"io/fs"
 	"os"
 	"os/exec"
@@ -15,9 +14,12 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/inspect"
+	"github.com/berm-sandbox/berm/internal/trust"
+	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
-func paths(files []File) (names []string) {
+func paths(files []trust.File) (names []string) {
 	for _, f := range files {
 		names = append(names, f.Path)
 	}
@@ -25,9 +27,9 @@ func paths(files []File) (names []string) {
 	return names
 }
 
-func file(t *testing.T, files []File, name string) []byte {
+func file(t *testing.T, files []trust.File, name string) []byte {
 	t.Helper()
-	i := slices.IndexFunc(files, func(f File) bool { return f.Path == name })
+	i := slices.IndexFunc(files, func(f trust.File) bool { return f.Path == name })
 	if i < 0 {
 		t.Fatalf("%s is not among %v", name, paths(files))
 	}
@@ -35,8 +37,8 @@ func file(t *testing.T, files []File, name string) []byte {
 }
 
 func TestTrust(t *testing.T) {
-	old, _ := NewCA(time.Hour)
-	ca, _ := NewCA(time.Hour)
+	old, _ := inspect.NewCA(time.Hour)
+	ca, _ := inspect.NewCA(time.Hour)
 	regular := func(b []byte) *fstest.MapFile { return &fstest.MapFile{Data: b, Mode: 0o644} }
 	link := func(to string) *fstest.MapFile { return &fstest.MapFile{Data: []byte(to), Mode: fs.ModeSymlink} }
 	noNewline := bytes.TrimRight(old.PEM(), "\n")
@@ -85,7 +87,7 @@ func TestTrust(t *testing.T) {
 			env:  "/ca.pem",
 		},
 	} {
-		files, env, err := Trust(test.root, ca.PEM(), test.roots)
+		files, env, err := filesOf(test.root, ca.PEM(), test.roots)
 		if err != nil {
 			t.Errorf("%s: %v", name, err)
 			continue
@@ -108,9 +110,9 @@ func TestTrust(t *testing.T) {
 	for name, root := range map[string]fstest.MapFS{
 		"a list in a circle":     {"etc/ssl/cert.pem": link("cert.pem")},
 		"a list that is a pipe":  {"etc/ssl/cert.pem": &fstest.MapFile{Mode: fs.ModeNamedPipe}},
-		"a list that is endless": {"etc/ssl/cert.pem": regular(make([]byte, bundleLimit+1))},
+		"a list that is endless": {"etc/ssl/cert.pem": regular(make([]byte, 8<<20+1))},
 	} {
-		if _, _, err := Trust(root, ca.PEM(), nil); berm.KindOf(err) != berm.Invalid {
+		if _, _, err := filesOf(root, ca.PEM(), nil); berm.KindOf(err) != berm.Invalid {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -118,7 +120,7 @@ func TestTrust(t *testing.T) {
 
 // TestTrustJava has Java's own tool read the store, where there is one.
 func TestTrustJava(t *testing.T) {
-	ca, _ := NewCA(time.Hour)
+	ca, _ := inspect.NewCA(time.Hour)
 	root := fstest.MapFS{
 		"etc/ssl/certs/ca-certificates.crt":               {Data: ca.PEM()},
 		"etc/ssl/certs/java/cacerts":                      {Data: []byte("old")},
@@ -126,8 +128,8 @@ func TestTrustJava(t *testing.T) {
 		"usr/lib/jvm/temurin-25-jdk/lib/security/cacerts": {Data: []byte("old")},
 		"usr/lib/jvm/.java-17.jinfo":                      {},
 	}
-	other, _ := NewCA(time.Hour)
-	files, _, err := Trust(root, other.PEM(), nil)
+	other, _ := inspect.NewCA(time.Hour)
+	files, _, err := filesOf(root, other.PEM(), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,63 +154,10 @@ func TestTrustJava(t *testing.T) {
 	}
 }
 
-func TestCA(t *testing.T) {
-	ca, err := NewCA(48 * time.Hour)
+func filesOf(fsys fs.FS, ca, roots []byte) ([]trust.File, map[string]string, error) {
+	r, err := root.Survey(fsys)
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
-	other, _ := NewCA(48 * time.Hour)
-	if ca.cert.Subject.String() == other.cert.Subject.String() {
-		t.Error("two authorities have the same name")
-	}
-	if !ca.cert.MaxPathLenZero || ca.cert.MaxPathLen != 0 || !ca.cert.IsCA {
-		t.Error("it can make other authorities")
-	}
-	roots := x509.NewCertPool()
-	roots.AddCert(ca.cert)
-	strangers := x509.NewCertPool()
-	strangers.AddCert(other.cert)
-	for _, name := range []string{"a.test", "203.0.113.1", "2001:db8::1", strings.Repeat("a.", 60) + "test"} {
-		leaf, err := ca.Leaf(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		again, _ := ca.Leaf(name)
-		if leaf != again {
-			t.Errorf("%s is issued each time", name)
-		}
-		for _, at := range []time.Duration{-55 * time.Minute, 23 * time.Hour} {
-			if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: bracketed(name), Roots: roots, CurrentTime: time.Now().Add(at)}); err != nil {
-				t.Error(err)
-			}
-		}
-		if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: "b.test", Roots: roots}); err == nil {
-			t.Errorf("the leaf of %s is good for another name", name)
-		}
-		if _, err := leaf.Leaf.Verify(x509.VerifyOptions{DNSName: bracketed(name), Roots: strangers}); err == nil {
-			t.Errorf("the leaf of %s is good in another sandbox", name)
-		}
-	}
-	for i := range leafCache {
-		ca.leaves[fmt.Sprint(i, ".test")] = ca.leaves["a.test"]
-	}
-	if ca.Leaf("b.test"); len(ca.leaves) > leafCache+4 {
-		t.Errorf("%d leaves are kept", len(ca.leaves))
-	}
-	short, _ := NewCA(time.Minute)
-	leaf, err := short.Leaf("a.test")
-	if again, _ := short.Leaf("a.test"); err != nil || leaf != again || leaf.Leaf.NotAfter.After(short.cert.NotAfter) {
-		t.Error("a leaf outlives its authority, or is made each time", err)
-	}
-	dead, _ := NewCA(-time.Minute)
-	if _, err := dead.Leaf("a.test"); berm.KindOf(err) != berm.Unavailable {
-		t.Error(err)
-	}
-}
-
-func bracketed(name string) string {
-	if strings.Contains(name, ":") {
-		return "[" + name + "]"
-	}
-	return name
+	return trust.Files(r, ca, roots)
 }
