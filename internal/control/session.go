@@ -388,12 +388,15 @@ func (s *session) observe(status berm.Status) bool {
 // check looks whether the sandbox was paused by its deadline. A report alone is no
 // proof: it may be older than a resume.
 func (s *session) check(ctx context.Context) {
+	s.mu.Lock()
+	before := s.changed
+	s.mu.Unlock()
 	status, err := s.current().Status(ctx)
 	if err != nil || status.State != berm.Paused {
 		return
 	}
 	s.mu.Lock()
-	if s.info.State != berm.Running {
+	if s.info.State != berm.Running || s.changed != before { // resumed since the monitor answered
 		s.mu.Unlock()
 		return
 	}

@@ -387,13 +387,46 @@ print(get(socket.AF_INET, ('127.0.0.1', %d)), get(socket.AF_UNIX, '\0%s'))
 	})
 }
 
+// needsBase skips a test on a machine whose root has no template base.
+func needsBase(t *testing.T) {
+	t.Helper()
+	if all, _ := filepath.Glob("/var/cache/berm/templates/*.json"); len(all) == 0 {
+		t.Skip("there is no template base: `berm template build base`")
+	}
+}
+
+// The programs of a template trust what looks into their requests.
+func TestTemplateInspected(t *testing.T) {
+	slow(t)
+	needsBase(t)
+	online(t, func(p *person) {
+		if p.uid != 0 {
+			return // whose templates are not root's
+		}
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		p.write("policy.yaml", "version: 1\nrules:\n  - {to: [api.example, www.example], http: {methods: [GET]}}\n")
+		r := p.sh(`curl -sS https://www.example/a; echo
+curl -sS -X POST https://www.example/a; echo
+python3 -c 'import urllib.request; print(urllib.request.urlopen("https://www.example/p").read().decode())'
+tail -n 3 /etc/ssl/certs/ca-certificates.crt | head -n 1 >/dev/null && grep -c "BEGIN CERT" /etc/ssl/certs/ca-certificates.crt`,
+			"--template", "base", "--policy", p.path("policy.yaml"), "--open", opened)
+		for _, want := range []string{"GET www.example /a", `"method"`, "GET www.example /p"} {
+			if !strings.Contains(r.stdout, want) {
+				t.Errorf("no %q in %v", want, r)
+			}
+		}
+		r = p.sh("curl -sS https://api.example/hash", "--template", "base", "--policy", p.path("policy.yaml"), "--open", opened, "--cred", bound)
+		if !strings.Contains(r.stdout, authorised("Bearer "+secret)) {
+			t.Errorf("a credential: %v", r)
+		}
+	})
+}
+
 // The programs of a template stand in for the host's.
 func TestTemplate(t *testing.T) {
 	slow(t)
 	p := root(t)
-	if _, err := os.Stat("/var/cache/berm/templates/base.json"); err != nil {
-		t.Skip("there is no template base: `berm template build base`")
-	}
+	needsBase(t)
 	p.sh("cat file; echo two > file; cat file; test -e /etc/os-release && id -u", "--template", "base").prints("one\ntwo\n0")
 	p.sh("true", "--template", "nosuchtemplate").exits(125).says("nosuchtemplate")
 }

@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -131,6 +132,12 @@ func internet() {
 		body, status := "hello "+r.Host, 200
 		if s, ok := statuses[r.Host]; ok {
 			body, status = "", s
+		}
+		switch r.URL.Path {
+		case "/hash": // what came in a field, without telling it
+			body = fmt.Sprintf("%x", sha256.Sum256([]byte(r.Header.Get(r.URL.Query().Get("field")))))
+		case "/echo":
+			body = fmt.Sprint(r.Header)
 		}
 		fmt.Fprintf(c, "HTTP/1.1 %d x\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s", status, len(body), body)
 	}
