@@ -20,9 +20,11 @@ import (
 type configFile struct {
 	Version int                  `yaml:"version"`
 	Serve   map[string]yaml.Node `yaml:"serve"`
-	// Preset and Presets are of local mode, which judges them itself.
-	Preset  yaml.Node `yaml:"preset"`
-	Presets yaml.Node `yaml:"presets"`
+	// The others are of local mode, which judges them itself.
+	Preset        yaml.Node `yaml:"preset"`
+	Presets       yaml.Node `yaml:"presets"`
+	UpstreamProxy yaml.Node `yaml:"upstream-proxy"`
+	UpstreamCA    yaml.Node `yaml:"upstream-ca"`
 }
 
 // configure sets the flags of cmd that were not given from the environment, and what

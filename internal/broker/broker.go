@@ -25,6 +25,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/quota"
+	"github.com/berm-sandbox/berm/internal/network/upstream"
 )
 
 // authorityLife is how long a sandbox's authority is valid: longer than any sandbox lives.
@@ -154,7 +155,8 @@ type sandbox struct {
 	door      *net.UnixConn // nil until it comes
 	closed    bool
 	policy    *policy.Evaluator
-	quota     *quota.Quota // of requests; the network service keeps that of the rest
+	quota     *quota.Quota    // of requests; the network service keeps that of the rest
+	upstream  *upstream.Route // of the policy
 	live      map[*flow]struct{}
 	ending    sync.WaitGroup // of flows
 }
@@ -403,6 +405,7 @@ func (x *sandbox) set(source egress.Policy) (warnings []string, err error) {
 type judge struct {
 	*policy.Evaluator
 	policy *policy.Policy
+	route  *upstream.Route
 }
 
 // compile makes a policy of its source, for credentials of those names.
@@ -421,26 +424,37 @@ func (x *sandbox) compile(source egress.Policy, known map[string]bool, attach []
 	if err != nil {
 		return j, nil, err
 	}
+	route, err := upstream.New(source.Upstream, nil, x.table)
+	if err != nil {
+		return j, nil, err
+	}
 	for _, w := range p.Warnings(x.table) {
 		warnings = append(warnings, w.Text)
 	}
-	return judge{e, p}, warnings, nil
+	return judge{e, p, route}, warnings, nil
 }
 
 // install judges by a policy from now on.
 func (x *sandbox) install(judge judge, known map[string]bool, attach []egress.Attachment, endpoints []egress.Endpoint) {
 	x.mu.Lock()
-	x.policy, x.known, x.attach, x.endpoints = judge.Evaluator, known, attach, endpoints
+	x.policy, x.upstream, x.known, x.attach, x.endpoints = judge.Evaluator, judge.route, known, attach, endpoints
 	x.quota.Set(judge.policy)
 	live := slices.Collect(maps.Keys(x.live))
 	x.mu.Unlock()
 	for _, f := range live {
-		if _, v := f.vet(); v.Action != policy.Allow {
+		if !f.allowed() {
 			f.proxy.Close()
 		} else {
 			f.proxy.Rejudge(context.Background())
 		}
 	}
+}
+
+// route is the way of the policy in force.
+func (x *sandbox) route() *upstream.Route {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.upstream
 }
 
 func (x *sandbox) evaluator() *policy.Evaluator {

@@ -29,6 +29,7 @@ type flow struct {
 	port    uint16
 	inside  string       // the endpoint by whose name the sandbox reaches it
 	found   []netip.Addr // by the network service
+	proxies map[string][]netip.Addr
 	proxy   *inspect.Proxy
 }
 
@@ -55,12 +56,12 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 		return
 	}
 	host, err := policy.ParseHost(handed.Name)
-	f := &flow{sandbox: x, host: host, port: handed.Port, inside: handed.Endpoint, found: handed.Addresses}
+	f := &flow{sandbox: x, host: host, port: handed.Port, inside: handed.Endpoint, found: handed.Addresses, proxies: handed.Proxies}
 	if err != nil || host.Name() == "" || f.inside != "" && !x.serves(handed) || f.judge().Action != policy.Allow {
 		conn.Close()
 		return
 	}
-	f.proxy = inspect.NewProxy(inspect.Config{CA: x.ca, Judge: f, Dial: f.dial, Credentials: attacher{x.credentials}, Log: f.log})
+	f.proxy = inspect.NewProxy(inspect.Config{CA: x.ca, Judge: f, Dial: f.dial, Roots: x.route().Roots(), Credentials: attacher{x.credentials}, Log: f.log})
 	x.mu.Lock()
 	if x.closed {
 		x.mu.Unlock()
@@ -112,6 +113,15 @@ func (f *flow) vet() ([]netip.Addr, policy.Verdict) {
 	return f.sandbox.evaluator().Vet(f.judge(), f.found)
 }
 
+// allowed says whether the policy in force allows the flow.
+func (f *flow) allowed() bool {
+	v := f.judge()
+	if !f.sandbox.route().ByName(v) {
+		_, v = f.vet()
+	}
+	return v.Action == policy.Allow
+}
+
 // HTTP judges a request.
 func (f *flow) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
 	v := f.judge().DecideHTTP(policy.Request{Method: r.Method, Authority: r.Authority, Target: r.Target, Header: r.Header, BodySize: r.Size})
@@ -126,6 +136,16 @@ func (f *flow) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
 func (f *flow) dial(ctx context.Context, _ inspect.Flow) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
+	v := f.judge()
+	if r := f.sandbox.route().With(f.proxies); r.Proxied() && v.Action == policy.Allow {
+		if r.ByName(v) {
+			return r.DialName(ctx, f.host.Name(), f.port)
+		}
+		addrs, v := f.vet()
+		if v.Action == policy.Allow {
+			return r.DialAddrs(ctx, addrs, f.port)
+		}
+	}
 	dialer := dns.Dialer{
 		Lookup: func(context.Context, string) ([]netip.Addr, error) { return f.found, nil },
 		Vet: func(string, []netip.Addr) ([]netip.Addr, error) {

@@ -24,6 +24,8 @@ import (
 type Network struct {
 	Policy egress.Policy
 	Open   []string // ranges of special addresses that the policy may name
+	// Upstream is the way to what the policy allows. It is no part of records.
+	Upstream egress.Upstream
 	// Start starts the network service, and has its end told with the reason; nil when this
 	// program has none.
 	Start func(ended func(error)) (*net.UnixConn, error)
@@ -62,6 +64,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	}
 	policy := t.Network.Policy
 	policy.Entries = append(policy.Entries, r.Grant.Allow...)
+	policy.Upstream = t.Network.Upstream
 	if err := keepDescriptors(); err != nil {
 		return Result{}, err
 	}

@@ -26,9 +26,10 @@ const InternetAddress = "198.51.100.7"
 
 // Internet makes the namespaces of the calling process, which are new, an internet for a
 // command, and returns its exit code: the loopback has an address, a resolver gives every name
-// that address, and there handler serves HTTP, and TLS for names. What the command needs to
-// trust that comes into the directory.
-func Internet(dir string, handler http.Handler, names []string, argv []string) (int, error) {
+// that address, and there handler serves HTTP, and TLS for names, and a proxy, which may be nil,
+// at port 3128, and with TLS at 3129. What the command needs to trust that is ca.pem in the
+// directory.
+func Internet(dir string, handler http.Handler, proxy *Proxy, names []string, argv []string) (int, error) {
 	if err := loopback(); err != nil {
 		return 0, err
 	}
@@ -57,7 +58,7 @@ func Internet(dir string, handler http.Handler, names []string, argv []string) (
 		return 0, err
 	}
 	authority := filepath.Join(dir, "ca.pem")
-	if err := serveAt(authority, names, handler); err != nil {
+	if err := serveAt(authority, names, handler, proxy); err != nil {
 		return 0, err
 	}
 	cmd := exec.Command(argv[0], argv[1:]...)
@@ -128,20 +129,25 @@ func resolve() error {
 }
 
 // serveAt serves HTTP and TLS. The authority's certificate comes into a file.
-func serveAt(authority string, names []string, handler http.Handler) error {
+func serveAt(authority string, names []string, handler http.Handler, proxy *Proxy) error {
 	certificate, err := issue(authority, names)
 	if err != nil {
 		return err
 	}
-	for _, port := range []string{"80", "443"} {
+	for _, port := range []string{"80", "443", "3128", "3129"} {
 		l, err := net.Listen("tcp", InternetAddress+":"+port)
 		if err != nil {
 			return err
 		}
-		if port == "443" {
+		if port == "443" || port == "3129" {
 			l = tls.NewListener(l, &tls.Config{Certificates: []tls.Certificate{certificate}})
 		}
-		go func() { _ = http.Serve(l, handler) }()
+		switch {
+		case len(port) < 4:
+			go func() { _ = http.Serve(l, handler) }()
+		case proxy != nil:
+			go proxy.Serve(l)
+		}
 	}
 	return nil
 }

@@ -2,9 +2,11 @@ package local
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/cgi"
 	"os/exec"
@@ -22,13 +24,23 @@ const internetAddress = harness.InternetAddress
 // internet is the part of this program that is the internet for the command that follows.
 // It runs in namespaces of its own.
 func internet(dir string, argv []string) (int, error) {
-	return harness.Internet(dir, site(dir), []string{"*.example", "*.sub.example"}, argv)
+	proxy := &harness.Proxy{User: "user", Password: proxyPassword, Dial: func(ctx context.Context, target string) (net.Conn, error) {
+		_, port, err := net.SplitHostPort(target)
+		if err != nil {
+			return nil, err
+		}
+		return new(net.Dialer).DialContext(ctx, "tcp", net.JoinHostPort(internetAddress, port))
+	}}
+	return harness.Internet(dir, site(dir, proxy), proxy, []string{"*.example", "*.sub.example"}, argv)
 }
+
+const proxyPassword = "pass-of-the-proxy"
 
 // serve answers each request with its method and target; /hash with the hash of what
 // authorises it, and /echo with that itself. git.example has a repository for whoever knows
-// the secret.
-func site(dir string) http.Handler {
+// the secret. /via says what the proxy was asked for, which listens there too, with and without
+// TLS.
+func site(dir string, proxy *harness.Proxy) http.Handler {
 	repository := filepath.Join(dir, "o", "r.git")
 	made := sync.OnceValue(func() error {
 		return exec.Command("git", "init", "-q", "--bare", repository).Run()
@@ -49,6 +61,9 @@ func site(dir string) http.Handler {
 		switch r.URL.Path {
 		case "/hash":
 			fmt.Fprintf(w, "%x", sha256.Sum256([]byte(r.Header.Get("Authorization"))))
+			return
+		case "/via":
+			fmt.Fprintf(w, "<%s>", proxy.Via(r.RemoteAddr))
 			return
 		case "/redirect":
 			http.Redirect(w, r, "https://"+r.Host+"/next", http.StatusFound)

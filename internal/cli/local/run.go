@@ -58,6 +58,8 @@ type runFlags struct {
 	printPolicy bool
 	json        bool
 	quiet       bool
+	proxy       string
+	authorities string
 }
 
 func newRunCommand() *cobra.Command {
@@ -133,6 +135,8 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVarP(&rights.Allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
 	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
 	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16; an address of this machine is opened only by itself")
+	flags.StringVar(&f.proxy, "upstream-proxy", "", "reach what is allowed through this proxy: the `URL` of an HTTP, HTTPS or SOCKS5 proxy, or env: that of HTTPS_PROXY")
+	flags.StringVar(&f.authorities, "upstream-ca", "", "trust servers and proxies by the authorities in this `FILE` too")
 	flags.StringArrayVar(&rights.Credentials, "cred", nil, "let requests have a secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...], such as github=env:GITHUB_TOKEN")
 	flags.BoolVar(&f.task.Keyless, "keyless", false, "give the preset's program no key: its requests get it on their way")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
@@ -193,6 +197,12 @@ func (f *runFlags) run(cmd *cobra.Command) error {
 		return cli.CodeError{Code: noCommand, Err: err}
 	}
 	t.Config = config
+	if f.proxy == "" {
+		f.proxy = config.UpstreamProxy
+	}
+	if f.authorities == "" {
+		f.authorities = config.UpstreamCA
+	}
 	if err := f.networkOf(t); err != nil {
 		return err
 	}
@@ -256,6 +266,10 @@ func (f *runFlags) networkOf(t *local.Task) error {
 			return cli.CodeError{Code: noCommand, Err: err}
 		}
 		n.Policy.YAML, n.Policy.Source = content, f.policy
+	}
+	var err error
+	if n.Upstream, err = egress.ReadUpstream(f.proxy, f.authorities, os.Getenv); err != nil {
+		return cli.CodeError{Code: noCommand, Err: err}
 	}
 	service := func(start func(*os.File, func(error)) (*net.UnixConn, error)) func(func(error)) (*net.UnixConn, error) {
 		return func(ended func(error)) (*net.UnixConn, error) {
@@ -350,7 +364,7 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	if f.json {
 		return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{
 			"preset": r.Grant.Preset, "workspace": r.Place.Workspace, "workspaceAccess": r.Grant.Workspace, "timeout": r.Grant.Timeout.String(),
-			"environment": variables(r.Env), "allow": r.Grant.Allow, "credentials": credentials(r.Grant), "notices": r.Grant.Notices, "policy": p,
+			"environment": variables(r.Env), "allow": r.Grant.Allow, "credentials": credentials(r.Grant), "upstream": f.task.Network.Upstream.String(), "notices": r.Grant.Notices, "policy": p,
 		})
 	}
 	w := cmd.OutOrStdout()
@@ -370,6 +384,9 @@ func (f *runFlags) print(cmd *cobra.Command) error {
 	line("network", "%s", p.Network)
 	if r.Network {
 		line("", "%s", strings.Join(r.Grant.Allow, " "))
+	}
+	if upstream := f.task.Network.Upstream.String(); r.Network && upstream != "" {
+		line("", "%s", upstream)
 	}
 	list("credentials", credentials(r.Grant))
 	line("system calls", "profile %s: %d allowed, %d in part, others %s", p.Seccomp.Profile, len(p.Seccomp.Allowed), len(p.Seccomp.Rules), p.Seccomp.Default)

@@ -26,7 +26,11 @@ const ProjectFile = "berm.yaml"
 
 // Config is what the user's configuration file says about runs.
 type Config struct {
-	Preset  string            // used when the command line names none
+	Preset string // used when the command line names none
+	// UpstreamProxy and UpstreamCA are how networks are reached when the command line does not
+	// say; see egress.ReadUpstream.
+	UpstreamProxy, UpstreamCA string
+
 	Presets map[string]Rights // a name of a built-in preset replaces it
 	path    string
 	extends map[string]int // the line where a preset says so
@@ -125,6 +129,10 @@ func parseConfig(path string, content []byte) (*Config, error) {
 		switch key {
 		case "preset":
 			return true, f.text(value, key, &config.Preset, nil)
+		case "upstream-proxy":
+			return true, f.text(value, key, &config.UpstreamProxy, nil)
+		case "upstream-ca":
+			return true, f.text(value, key, &config.UpstreamCA, nil)
 		case "presets":
 			return true, f.mapping(value, false, func(name string, value *yaml.Node) (bool, error) {
 				if strings.Trim(name, nameChars+"-.") != "" || name == "" || len(name) > 64 {

@@ -41,6 +41,8 @@ type Policy struct {
 	Endpoints []Endpoint `json:"endpoints,omitempty"`
 	// Revision names this state of the policy in events.
 	Revision string `json:"revision,omitempty"`
+	// Upstream is the way to what it allows; the zero value is the direct one.
+	Upstream Upstream `json:"upstream,omitzero"`
 }
 
 // Attachment says which hosts a credential is for: requests to them are looked into.
@@ -133,6 +135,8 @@ type Flow struct {
 	Port      uint16       `json:"port"`
 	Endpoint  string       `json:"endpoint,omitempty"` // the name by which the sandbox reaches it
 	Addresses []netip.Addr `json:"addresses"`          // that may be dialed
+	// Proxies are the addresses of the names of proxies on the way.
+	Proxies map[string][]netip.Addr `json:"proxies,omitempty"`
 }
 
 // Answer is a message from the service: the reply to an order, or what happened.

@@ -51,8 +51,11 @@ func NewChain(proxyURL string, roots *x509.CertPool, dial func(ctx context.Conte
 	return &Chain{proxy: u, addr: net.JoinHostPort(u.Hostname(), port), roots: roots, dial: dial}, nil
 }
 
+// Host is the name or address of the proxy.
+func (c *Chain) Host() string { return c.proxy.Hostname() }
+
 // Dial connects through the proxy to host, a name that the proxy resolves or an address.
-func (c *Chain) Dial(ctx context.Context, host string, port uint16) (net.Conn, error) {
+func (c *Chain) Dial(ctx context.Context, host string, port uint16) (*Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, chainTimeout)
 	defer cancel()
 	target := net.JoinHostPort(host, strconv.Itoa(int(port)))
@@ -63,26 +66,18 @@ func (c *Chain) Dial(ctx context.Context, host string, port uint16) (net.Conn, e
 	return conn, nil
 }
 
-func (c *Chain) connect(ctx context.Context, target string) (net.Conn, error) {
-	if c.proxy.Scheme == "socks5" || c.proxy.Scheme == "socks5h" {
-		var auth *proxy.Auth
-		if c.proxy.User != nil {
-			password, _ := c.proxy.User.Password()
-			auth = &proxy.Auth{User: c.proxy.User.Username(), Password: password}
-		}
-		socks, err := proxy.SOCKS5("tcp", c.addr, auth, forward(c.dial))
-		if err != nil {
-			return nil, err
-		}
-		return socks.(proxy.ContextDialer).DialContext(ctx, "tcp", target)
-	}
+func (c *Chain) connect(ctx context.Context, target string) (*Conn, error) {
 	conn, err := c.dial(ctx, "tcp", c.addr)
 	if err != nil {
 		return nil, err
 	}
 	// The end of the context ends every read and write below.
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	tunnel, err := c.tunnel(ctx, conn, target)
+	greet := c.tunnel
+	if c.proxy.Scheme == "socks5" || c.proxy.Scheme == "socks5h" {
+		greet = c.socks
+	}
+	tunnel, err := greet(ctx, conn, target)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -93,8 +88,26 @@ func (c *Chain) connect(ctx context.Context, target string) (net.Conn, error) {
 	return tunnel, nil
 }
 
+// socks asks a SOCKS proxy for a connection (RFC 1928, RFC 1929).
+func (c *Chain) socks(ctx context.Context, conn net.Conn, target string) (*Conn, error) {
+	var auth *proxy.Auth
+	if c.proxy.User != nil {
+		password, _ := c.proxy.User.Password()
+		auth = &proxy.Auth{User: c.proxy.User.Username(), Password: password}
+	}
+	socks, err := proxy.SOCKS5("tcp", c.addr, auth, nil)
+	if err != nil {
+		return nil, err
+	}
+	// The dialer's own connection cannot end one direction alone.
+	_, err = socks.(interface {
+		DialWithConn(ctx context.Context, c net.Conn, network, address string) (net.Addr, error)
+	}).DialWithConn(ctx, conn, "tcp", target)
+	return Ahead(conn), err
+}
+
 // tunnel asks an HTTP proxy for a tunnel (RFC 9110 section 9.3.6).
-func (c *Chain) tunnel(ctx context.Context, conn net.Conn, target string) (net.Conn, error) {
+func (c *Chain) tunnel(ctx context.Context, conn net.Conn, target string) (*Conn, error) {
 	if c.proxy.Scheme == "https" {
 		secure := tls.Client(conn, &tls.Config{ServerName: c.proxy.Hostname(), RootCAs: c.roots, MinVersion: tls.VersionTLS12})
 		if err := secure.HandshakeContext(ctx); err != nil {
@@ -125,15 +138,4 @@ func (c *Chain) tunnel(ctx context.Context, conn net.Conn, target string) (net.C
 		return nil, err
 	}
 	return &Conn{Conn: conn, ahead: first}, nil
-}
-
-// forward is a dial function in the form that x/net/proxy takes.
-type forward func(ctx context.Context, network, address string) (net.Conn, error)
-
-func (f forward) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
-	return f(ctx, network, address)
-}
-
-func (f forward) Dial(network, address string) (net.Conn, error) {
-	return f(context.Background(), network, address)
 }

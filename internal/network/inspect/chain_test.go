@@ -156,3 +156,34 @@ func TestChainRefuses(t *testing.T) {
 		}
 	}
 }
+
+// Whatever a proxy says, the chain comes to an end, and what follows its assent is the
+// destination's.
+func FuzzChain(f *testing.F) {
+	f.Add(uint8(0), []byte("HTTP/1.1 200 OK\r\n\r\nhello"))
+	f.Add(uint8(0), []byte("HTTP/1.1 407 Who\r\nContent-Length: 5\r\n\r\nhello"))
+	f.Add(uint8(1), []byte{5, 0, 5, 0, 0, 1, 1, 2, 3, 4, 0, 80, 'h', 'e', 'l', 'l', 'o'})
+	f.Add(uint8(1), []byte{5, 0, 5, 0, 0, 3, 1, 'a', 0, 80, 'h', 'e', 'l', 'l', 'o'})
+	f.Add(uint8(2), []byte{5, 2, 1, 0, 5, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 80, 'h'})
+	f.Fuzz(func(t *testing.T, kind uint8, says []byte) {
+		ours, theirs := net.Pipe()
+		proxy := [...]string{"http://proxy", "socks5://proxy", "socks5://user:pass@proxy"}[kind%3]
+		chain, err := NewChain(proxy, nil, func(context.Context, string, string) (net.Conn, error) { return ours, nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, theirs)
+		go func() {
+			theirs.Write(says)
+			theirs.Close()
+		}()
+		c, err := chain.Dial(t.Context(), "a.test", 443)
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		if rest, err := io.ReadAll(c); err != nil || !strings.HasSuffix(string(says), string(rest)) {
+			t.Errorf("%q of %q, %v", rest, says, err)
+		}
+	})
+}

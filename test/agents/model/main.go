@@ -102,5 +102,5 @@ func outside(script, dir, key string, command []string) (int, error) {
 			return
 		}
 		model.ServeHTTP(w, r)
-	}), []string{"api.anthropic.com", "api.openai.com"}, command)
+	}), nil, []string{"api.anthropic.com", "api.openai.com"}, command)
 }

@@ -70,6 +70,12 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn
 	if err != nil {
 		return err
 	}
+	r, _ := x.route(f)
+	proxies, err := r.Resolve(ctx)
+	if err != nil {
+		f.unreach(err)
+		return err
+	}
 	ours, theirs, err := egress.Pair()
 	if err != nil {
 		return err
@@ -83,7 +89,7 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn
 	x.mu.Lock()
 	f.brokered = door
 	x.mu.Unlock()
-	err = door.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs}, theirs)
+	err = door.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs, Proxies: proxies}, theirs)
 	theirs.Close()
 	if err != nil {
 		f.deny(brokerless(f.verdict))
@@ -94,6 +100,9 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn
 
 // addresses are those of a flow's name that may be dialed.
 func (x *sandbox) addresses(ctx context.Context, f *flow) ([]netip.Addr, error) {
+	if r, v := x.route(f); r.ByName(v) {
+		return nil, nil
+	}
 	found, err := x.server.up.Lookup(ctx, f.question.Host.Name())
 	if err != nil {
 		return nil, err

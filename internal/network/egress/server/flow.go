@@ -263,7 +263,7 @@ func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) 
 		return func(conn stack.Conn) {
 			defer x.end(f)
 			defer outside.Close()
-			_ = stack.Splice(conn, outside.(*net.TCPConn))
+			_ = stack.Splice(conn, outside.(stack.Conn))
 		}
 	}
 	return func(conn stack.Conn) {
@@ -312,14 +312,16 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 		return err
 	}
 	defer outside.Close()
-	return stack.Splice(ahead, outside.(*net.TCPConn))
+	return stack.Splice(ahead, outside.(stack.Conn))
 }
 
 // look passes HTTP on, each request of which is judged: it must be for the flow's name, and be
 // one that the rule allows.
 func (x *sandbox) look(f *flow, conn *inspect.Conn) error {
+	r, _ := x.route(f)
 	p := inspect.NewProxy(inspect.Config{
 		CA:    x.ca,
+		Roots: r.Roots(),
 		Judge: requests{x, f},
 		Log:   func(r inspect.Record) { x.request(f, r) },
 		Dial:  func(ctx context.Context, _ inspect.Flow) (net.Conn, error) { return x.dial(ctx, f, "tcp") },
@@ -412,6 +414,9 @@ func pass(to io.Writer, from io.Reader) {
 func (x *sandbox) dial(ctx context.Context, f *flow, network string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
+	if r, v := x.route(f); r.Proxied() {
+		return x.dialProxied(ctx, f, r, v, network)
+	}
 	dialer := dns.Dialer{
 		Lookup: x.server.up.Lookup,
 		Vet: func(_ string, found []netip.Addr) ([]netip.Addr, error) {

@@ -24,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/stack"
+	"github.com/berm-sandbox/berm/internal/network/upstream"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
@@ -253,6 +254,7 @@ type sandbox struct {
 	broker    *egress.Wire // looks into requests in our stead; nil for none
 	policy    *policy.Evaluator
 	endpoints map[string]egress.Endpoint // of the broker's, by name
+	upstream  *upstream.Route            // of the policy
 	spent     map[string]bool            // rules for one flow that were used
 	live      map[*flow]struct{}
 	expiry    *time.Timer // at the end of the next rule that ends
@@ -271,12 +273,16 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	route, err := upstream.New(o.Policy.Upstream, x.server.up.Lookup, x.table)
+	if err != nil {
+		return nil, err
+	}
 	for _, w := range p.Warnings(x.table) {
 		warnings = append(warnings, w.Text)
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.policy, x.spent, x.endpoints = e, map[string]bool{}, map[string]egress.Endpoint{}
+	x.policy, x.upstream, x.spent, x.endpoints = e, route, map[string]bool{}, map[string]egress.Endpoint{}
 	for _, e := range o.Policy.Endpoints {
 		x.endpoints[e.Name] = e
 	}
