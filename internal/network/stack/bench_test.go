@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berm-sandbox/berm/internal/network/link/linktest"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
 
@@ -187,7 +188,7 @@ func veth(b *testing.B, to string) func(func()) {
 		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 			panic(err)
 		}
-		loopback()
+		linktest.Loopback()
 		ready <- unix.Gettid()
 		for f := range run {
 			f()
@@ -285,7 +286,7 @@ func BenchmarkBesideVeth(b *testing.B) {
 			const rounds = 5
 			var ours, theirs []float64
 			for range rounds {
-				ours = append(ours, measure(box.inside))
+				ours = append(ours, measure(box.Inside))
 				theirs = append(theirs, measure(other))
 			}
 			slices.Sort(ours)

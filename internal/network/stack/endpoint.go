@@ -2,6 +2,7 @@ package stack
 
 import (
 	"encoding/binary"
+	"io"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -114,6 +115,9 @@ func (e *endpoint) read() {
 				return false
 			case err != nil:
 				failed = err
+				return true
+			case n == 0: // a socket whose other end is closed
+				failed = io.EOF
 				return true
 			case n > link.HeaderLen:
 				e.deliver(&p, n-link.HeaderLen)

@@ -67,7 +67,7 @@ func TestANameFromTheQueryToTheConnection(t *testing.T) {
 	b := start(t, j, stack.Limits{})
 	for _, network := range []string{"udp", "tcp"} {
 		resolver := net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
-			return b.dial(network, "10.0.2.2:53")
+			return b.Connect(network, "10.0.2.2:53")
 		}}
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
@@ -78,7 +78,7 @@ func TestANameFromTheQueryToTheConnection(t *testing.T) {
 		if len(lookups) > 0 {
 			t.Errorf("%s: a query inside asked outside about %s", network, <-lookups)
 		}
-		c := b.mustDial(t, "tcp", addrs[0]+":443")
+		c := b.MustConnect(t, "tcp", addrs[0]+":443")
 		if got, err := io.ReadAll(c); string(got) != "the real one" {
 			t.Errorf("%s: %q, %v", network, got, err)
 		}
@@ -89,7 +89,7 @@ func TestANameFromTheQueryToTheConnection(t *testing.T) {
 		if addrs, err := resolver.LookupHost(ctx, "evil.test."); !errors.As(err, &missing) || !missing.IsNotFound {
 			t.Errorf("%s: evil.test: %v, %v", network, addrs, err)
 		}
-		if _, err := b.dial("tcp", "198.18.0.2:443"); err == nil {
+		if _, err := b.Connect("tcp", "198.18.0.2:443"); err == nil {
 			t.Error("an address that stands for no name is connected to")
 		}
 	}

@@ -25,7 +25,7 @@ import (
 func TestAConnectionIsJudgedAndHandedOver(t *testing.T) {
 	j := &judge{tcp: echo}
 	b := start(t, j, stack.Limits{})
-	c := b.mustDial(t, "tcp", "192.0.2.7:4711")
+	c := b.MustConnect(t, "tcp", "192.0.2.7:4711")
 	if _, err := c.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestARefusedConnectionIsReset(t *testing.T) {
 	j := &judge{}
 	b := start(t, j, stack.Limits{})
 	begin := time.Now()
-	if _, err := b.dial("tcp", "192.0.2.7:80"); !errors.Is(err, unix.ECONNREFUSED) {
+	if _, err := b.Connect("tcp", "192.0.2.7:80"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("got %v", err)
 	}
 	if took := time.Since(begin); took > 3*time.Second {
@@ -69,7 +69,7 @@ func TestNothingIsAnsweredWhileAJudgeThinks(t *testing.T) {
 	b := start(t, j, stack.Limits{})
 	connected := make(chan error, 1)
 	go func() {
-		_, err := b.dial("tcp", "192.0.2.7:80")
+		_, err := b.Connect("tcp", "192.0.2.7:80")
 		connected <- err
 	}()
 	eventually(t, "the judge is asked", func() bool { return len(b.Flows()) == 1 })
@@ -108,8 +108,8 @@ func TestResetEndsAFlow(t *testing.T) {
 		},
 	}
 	b := start(t, j, stack.Limits{})
-	c := b.mustDial(t, "tcp", "192.0.2.7:80")
-	u := b.mustDial(t, "udp", "192.0.2.7:80")
+	c := b.MustConnect(t, "tcp", "192.0.2.7:80")
+	u := b.MustConnect(t, "udp", "192.0.2.7:80")
 	_, _ = c.Write([]byte("12345"))
 	_, _ = u.Write([]byte("123"))
 	eventually(t, "both flows have counted what came", func() bool {
@@ -143,7 +143,7 @@ func TestResetWhileAJudgeThinks(t *testing.T) {
 	b := start(t, j, stack.Limits{})
 	connected := make(chan error, 1)
 	go func() {
-		_, err := b.dial("tcp", "192.0.2.7:80")
+		_, err := b.Connect("tcp", "192.0.2.7:80")
 		connected <- err
 	}()
 	eventually(t, "the judge is asked", func() bool { return len(b.Flows()) == 1 })
@@ -160,7 +160,7 @@ func TestDatagrams(t *testing.T) {
 		return echoDatagrams(ctx, f)
 	}}
 	b := start(t, j, stack.Limits{})
-	c := b.mustDial(t, "udp", "192.0.2.7:4711")
+	c := b.MustConnect(t, "udp", "192.0.2.7:4711")
 	// What comes while the judge thinks is not lost.
 	sent := [][]byte{[]byte("1"), []byte("22"), bytes.Repeat([]byte("3"), 60000)}
 	for _, m := range sent {
@@ -184,7 +184,7 @@ func TestDatagrams(t *testing.T) {
 
 func TestRefusedDatagramsAreUnreachable(t *testing.T) {
 	b := start(t, &judge{}, stack.Limits{})
-	c := b.mustDial(t, "udp", "192.0.2.7:443")
+	c := b.MustConnect(t, "udp", "192.0.2.7:443")
 	if _, err := c.Write([]byte("quic")); err != nil {
 		t.Fatal(err)
 	}
@@ -199,7 +199,7 @@ func TestQueriesAreAnsweredWhateverTheServer(t *testing.T) {
 	}}
 	b := start(t, j, stack.Limits{})
 	for _, server := range []string{"10.0.2.2", "10.0.2.3", "8.8.8.8", "192.0.2.1"} {
-		c := b.mustDial(t, "udp", server+":53")
+		c := b.MustConnect(t, "udp", server+":53")
 		if _, err := c.Write([]byte("who")); err != nil {
 			t.Fatal(err)
 		}
@@ -221,9 +221,9 @@ func TestLimits(t *testing.T) {
 	t.Run("flows", func(t *testing.T) {
 		j := &judge{tcp: hold}
 		b := start(t, j, stack.Limits{Flows: 2})
-		first := b.mustDial(t, "tcp", "192.0.2.1:80")
-		b.mustDial(t, "tcp", "192.0.2.2:80")
-		if _, err := b.dial("tcp", "192.0.2.3:80"); !errors.Is(err, unix.ECONNREFUSED) {
+		first := b.MustConnect(t, "tcp", "192.0.2.1:80")
+		b.MustConnect(t, "tcp", "192.0.2.2:80")
+		if _, err := b.Connect("tcp", "192.0.2.3:80"); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("a third flow: %v", err)
 		}
 		if got := j.limits(); got != "[flows]" {
@@ -231,16 +231,16 @@ func TestLimits(t *testing.T) {
 		}
 		first.Close()
 		eventually(t, "the flow is forgotten", func() bool { return len(b.Flows()) == 1 })
-		b.mustDial(t, "tcp", "192.0.2.3:80")
+		b.MustConnect(t, "tcp", "192.0.2.3:80")
 	})
 	t.Run("destination", func(t *testing.T) {
 		j := &judge{tcp: hold}
 		b := start(t, j, stack.Limits{Destination: 1})
-		b.mustDial(t, "tcp", "192.0.2.1:80")
-		if _, err := b.dial("tcp", "192.0.2.1:81"); !errors.Is(err, unix.ECONNREFUSED) {
+		b.MustConnect(t, "tcp", "192.0.2.1:80")
+		if _, err := b.Connect("tcp", "192.0.2.1:81"); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("a second flow to one address: %v", err)
 		}
-		b.mustDial(t, "tcp", "192.0.2.2:80")
+		b.MustConnect(t, "tcp", "192.0.2.2:80")
 		if got := j.limits(); got != "[flows to one address]" {
 			t.Errorf("reported %s", got)
 		}
@@ -250,7 +250,7 @@ func TestLimits(t *testing.T) {
 		b := start(t, j, stack.Limits{Rate: 1, Burst: 2})
 		begin := time.Now()
 		for range 3 {
-			b.mustDial(t, "tcp", "192.0.2.1:80")
+			b.MustConnect(t, "tcp", "192.0.2.1:80")
 		}
 		// The third SYN was not answered, and its repetition was.
 		if took := time.Since(begin); took < 900*time.Millisecond {
@@ -263,9 +263,9 @@ func TestLimits(t *testing.T) {
 	t.Run("datagrams", func(t *testing.T) {
 		j := &judge{udp: echoDatagrams}
 		b := start(t, j, stack.Limits{Datagrams: 1, IdleUDP: 200 * time.Millisecond})
-		c := b.mustDial(t, "udp", "192.0.2.1:7")
+		c := b.MustConnect(t, "udp", "192.0.2.1:7")
 		exchange(t, c, "one")
-		d := b.mustDial(t, "udp", "192.0.2.2:7")
+		d := b.MustConnect(t, "udp", "192.0.2.2:7")
 		_, _ = d.Write([]byte("x"))
 		if _, err := d.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("a second UDP flow: %v", err)
@@ -276,7 +276,7 @@ func TestLimits(t *testing.T) {
 	})
 	t.Run("idle", func(t *testing.T) {
 		b := start(t, &judge{tcp: hold}, stack.Limits{IdleTCP: 200 * time.Millisecond})
-		c := b.mustDial(t, "tcp", "192.0.2.1:80")
+		c := b.MustConnect(t, "tcp", "192.0.2.1:80")
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("a silent connection: %v", err)
 		}
@@ -320,7 +320,7 @@ func TestLimits(t *testing.T) {
 					return func(c stack.Conn) { serve(c, f) }
 				}}
 				b := start(t, j, stack.Limits{})
-				c := b.mustDial(t, "tcp", "192.0.2.1:7")
+				c := b.MustConnect(t, "tcp", "192.0.2.1:7")
 				if up {
 					_, _ = c.Write(make([]byte, 1<<20))
 				} else {
@@ -352,7 +352,7 @@ func TestDialIntoTheSandbox(t *testing.T) {
 	b := start(t, &judge{}, stack.Limits{})
 	var l net.Listener
 	var err error
-	b.inside(func() { l, err = net.Listen("tcp", "0.0.0.0:8080") })
+	b.Inside(func() { l, err = net.Listen("tcp", "0.0.0.0:8080") })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -389,15 +389,15 @@ func TestCloseResetsEverything(t *testing.T) {
 	j := &judge{tcp: echo, udp: echoDatagrams}
 	b := start(t, j, stack.Limits{})
 	var l net.Listener
-	b.inside(func() { l, _ = net.Listen("tcp", "0.0.0.0:8080") })
+	b.Inside(func() { l, _ = net.Listen("tcp", "0.0.0.0:8080") })
 	defer l.Close()
 	inbound, err := b.Dial(context.Background(), 8080)
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := b.mustDial(t, "tcp", "192.0.2.1:7")
+	c := b.MustConnect(t, "tcp", "192.0.2.1:7")
 	exchange(t, c, "alive")
-	exchange(t, b.mustDial(t, "udp", "192.0.2.1:7"), "alive")
+	exchange(t, b.MustConnect(t, "udp", "192.0.2.1:7"), "alive")
 	select {
 	case <-b.Done():
 		t.Fatal("done while it works")
@@ -423,8 +423,8 @@ func TestCloseResetsEverything(t *testing.T) {
 // A link that is taken away inside is seen.
 func TestTheDeathOfALinkIsSeen(t *testing.T) {
 	b := start(t, &judge{tcp: echo}, stack.Limits{})
-	exchange(t, b.mustDial(t, "tcp", "192.0.2.1:7"), "alive")
-	b.inside(func() {
+	exchange(t, b.MustConnect(t, "tcp", "192.0.2.1:7"), "alive")
+	b.Inside(func() {
 		eth, err := net.InterfaceByName("eth0")
 		if err != nil {
 			t.Error(err)
@@ -476,7 +476,7 @@ func TestSplice(t *testing.T) {
 	}}
 	b := start(t, j, stack.Limits{})
 	open := func() (in, out *net.TCPConn) {
-		c := b.mustDial(t, "tcp", "192.0.2.1:80")
+		c := b.MustConnect(t, "tcp", "192.0.2.1:80")
 		s, err := l.Accept()
 		if err != nil {
 			t.Fatal(err)
@@ -537,7 +537,7 @@ func TestAConnectionThatIsGivenUpIsServed(t *testing.T) {
 		}
 	}}
 	b := start(t, j, stack.Limits{})
-	if _, err := b.dial("tcp", "192.0.2.1:80"); !errors.Is(err, unix.ECONNREFUSED) {
+	if _, err := b.Connect("tcp", "192.0.2.1:80"); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("inside: %v", err)
 	}
 	select {
@@ -554,7 +554,7 @@ func TestAConnectionThatIsGivenUpIsServed(t *testing.T) {
 func TestConnectionsWithTheLeastBuffers(t *testing.T) {
 	b := start(t, &judge{tcp: echo}, stack.Limits{Buffers: 1})
 	const size = 1 << 20
-	c := b.mustDial(t, "tcp", "192.0.2.1:7")
+	c := b.MustConnect(t, "tcp", "192.0.2.1:7")
 	data := make([]byte, size)
 	_, _ = rand.Read(data)
 	go func() {
@@ -574,7 +574,7 @@ func TestManyConnections(t *testing.T) {
 	var group sync.WaitGroup
 	for i := range 200 {
 		group.Go(func() {
-			c, err := b.dial("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 7).String())
+			c, err := b.Connect("tcp", netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(i)}), 7).String())
 			if err != nil {
 				t.Error(err)
 				return
@@ -613,7 +613,7 @@ func TestOddPacketsAreDropped(t *testing.T) {
 		return p
 	}
 	send := func(p []byte) {
-		b.inside(func() {
+		b.Inside(func() {
 			s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_RAW)
 			if err != nil {
 				t.Error(err)
@@ -664,7 +664,7 @@ func TestTheGatewayAnswersPings(t *testing.T) {
 		t.Skip("missing: CAP_NET_RAW in the namespace")
 	}
 	b := start(t, &judge{}, stack.Limits{})
-	b.inside(func() {
+	b.Inside(func() {
 		s, err := unix.Socket(unix.AF_INET, unix.SOCK_RAW, unix.IPPROTO_ICMP)
 		if err != nil {
 			t.Error(err)

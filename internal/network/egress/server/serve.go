@@ -290,35 +290,36 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	for f := range x.live {
 		x.rejudge(f)
 	}
-	x.expire(p)
+	x.expire()
 	return warnings, nil
 }
 
+// expiryStep bounds how long a timer waits for the end of a rule: it stands still while the
+// machine sleeps, and knows nothing of a clock that is set.
+const expiryStep = 10 * time.Second
+
 // expire judges the flows again when a rule's time is over. The caller holds the lock.
-func (x *sandbox) expire(p *policy.Policy) {
+func (x *sandbox) expire() {
 	if x.expiry != nil {
 		x.expiry.Stop()
 	}
-	var next time.Time
-	for i := range p.Rules {
-		if at := p.Rules[i].Expires; at.After(time.Now()) && (next.IsZero() || at.Before(next)) {
-			next = at
-		}
-	}
+	next := x.policy.NextExpiry(time.Now())
 	if next.IsZero() {
 		return
 	}
 	in := x.policy
-	x.expiry = time.AfterFunc(time.Until(next), func() {
+	x.expiry = time.AfterFunc(min(time.Until(next), expiryStep), func() {
 		x.mu.Lock()
 		defer x.mu.Unlock()
 		if x.policy != in {
 			return
 		}
-		for f := range x.live {
-			x.rejudge(f)
+		if !time.Now().Before(next) {
+			for f := range x.live {
+				x.rejudge(f)
+			}
 		}
-		x.expire(p)
+		x.expire()
 	})
 }
 
