@@ -72,12 +72,19 @@ func done(l Link) <-chan struct{} {
 	return l.Done()
 }
 
-// order is a policy for the Service.
-func (o *online) order(p *Policy) egress.Policy {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	order := p.order()
-	order.Attach = o.attach
+// order is a sandbox's policy for the Service.
+func (s *session) order(info *Sandbox) egress.Policy {
+	order := s.brokerOrder(info)
+	s.online.mu.Lock()
+	defer s.online.mu.Unlock()
+	order.Attach = s.online.attach
+	return order
+}
+
+// brokerOrder is a sandbox's policy for the Broker.
+func (s *session) brokerOrder(info *Sandbox) egress.Policy {
+	order := info.Policy.order()
+	order.Upstream = s.m.Egress.Upstream
 	return order
 }
 
@@ -99,7 +106,7 @@ func (s *session) openDoor(ctx context.Context, info *Sandbox) (door *os.File, e
 	}
 	defer theirs.Close()
 	if broker != nil {
-		if _, err = broker.Door(ctx, info.Policy.order(), theirs); berm.KindOf(err) == berm.Unavailable && err != nil {
+		if _, err = broker.Door(ctx, s.brokerOrder(info), theirs); berm.KindOf(err) == berm.Unavailable && err != nil {
 			o.lose(nil, broker)
 		}
 	} else {
@@ -123,7 +130,7 @@ func (s *session) meetBroker(ctx context.Context, info *Sandbox, door *os.File) 
 		defer kept.Close()
 	}
 	broker, got, err := s.m.Egress.Broker.Open(ctx, info.ID, Brokering{
-		Policy: info.Policy.order(), Open: s.m.Egress.Open, Grants: info.Grants, Door: door, Kept: kept,
+		Policy: s.brokerOrder(info), Open: s.m.Egress.Open, Grants: info.Grants, Door: door, Kept: kept,
 	}, s.flow)
 	if err != nil {
 		return err
@@ -177,7 +184,7 @@ func (s *session) rebroker(ctx context.Context) error {
 		return err
 	}
 	defer door.Close()
-	_, err = link.Door(ctx, o.order(info.Policy), door)
+	_, err = link.Door(ctx, s.order(&info), door)
 	if berm.KindOf(err) == berm.Unavailable && err != nil {
 		return nil // the link has ended: it is attached with another door
 	}
@@ -186,7 +193,7 @@ func (s *session) rebroker(ctx context.Context) error {
 
 // bind gives the broker the present policy and grants.
 func (s *session) bind(ctx context.Context, broker Link, info *Sandbox) error {
-	got, err := s.m.Egress.Broker.Bind(ctx, info.ID, broker, info.Policy.order(), info.Grants)
+	got, err := s.m.Egress.Broker.Bind(ctx, info.ID, broker, s.brokerOrder(info), info.Grants)
 	if err != nil {
 		return err
 	}

@@ -33,6 +33,8 @@ type Egress struct {
 	Public bool
 	// Open are ranges of special addresses that policies may name.
 	Open []string
+	// Upstream is the operator's way to what policies allow.
+	Upstream egress.Upstream
 }
 
 // Service is the network service.
@@ -206,7 +208,7 @@ func (s *session) attach(ctx context.Context) error {
 	if door != nil {
 		defer door.Close()
 	}
-	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, o.order(info.Policy), s.m.Egress.Open, s.flow)
+	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, s.order(&info), s.m.Egress.Open, s.flow)
 	if err != nil {
 		return err
 	}
@@ -525,13 +527,13 @@ func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
 		return nil, berm.Errorf(berm.Unavailable, "the network service does not have the sandbox's link")
 	}
 	if broker == nil && !info.inspected() {
-		return link.Set(ctx, o.order(info.Policy))
+		return link.Set(ctx, s.order(&info))
 	}
 	if broker != nil {
 		if err := s.bind(ctx, broker, &info); err != nil {
 			return nil, err
 		}
-		return link.Set(ctx, o.order(info.Policy))
+		return link.Set(ctx, s.order(&info))
 	}
 	door, err := s.openDoor(ctx, &info)
 	if err != nil {
@@ -542,7 +544,7 @@ func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
 	case o.changed <- struct{}{}: // there is a link more to look after
 	default:
 	}
-	return link.Door(ctx, o.order(info.Policy), door)
+	return link.Door(ctx, s.order(&info), door)
 }
 
 // NetworkLog returns what a living sandbox did on networks after the event of that number,

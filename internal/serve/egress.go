@@ -9,6 +9,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/upstream"
 )
 
 // checkEgress refuses settings of the network that are wrong.
@@ -26,12 +27,17 @@ func (c *Config) checkEgress() error {
 			return berm.Errorf(berm.Invalid, "--resolver takes addresses with a port such as 192.0.2.53:53, not %q", text)
 		}
 	}
-	return nil
+	var err error
+	c.upstream, err = egress.ReadUpstream(c.UpstreamProxy, c.UpstreamCA, os.Getenv)
+	if err == nil {
+		_, err = upstream.New(c.upstream, nil, nil)
+	}
+	return err
 }
 
 // egress is how sandboxes reach networks on this host, and what ends it.
 func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
-	e := control.Egress{Public: c.DefaultEgress == EgressPublic, Open: c.Open, Missing: "no isolation level can be had here"}
+	e := control.Egress{Public: c.DefaultEgress == EgressPublic, Open: c.Open, Upstream: c.upstream, Missing: "no isolation level can be had here"}
 	for _, p := range probes {
 		if !p.Usable {
 			continue

@@ -26,6 +26,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
+	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -52,6 +53,10 @@ type Config struct {
 	DefaultEgress string
 	Open          []string // ranges of special addresses that network policies may name
 	Resolvers     []string // ADDRESS:PORT that names are asked of; none: those of the host
+	// UpstreamProxy and UpstreamCA are how networks are reached; see egress.ReadUpstream.
+	UpstreamProxy, UpstreamCA string
+
+	upstream egress.Upstream
 	// Program opens the program that has the network service.
 	Program func() (*os.File, error)
 	IDs     berm.IDRange

@@ -41,38 +41,43 @@ func (p *Proxy) Serve(l net.Listener) {
 		}
 		go func() {
 			defer c.Close()
-			in := bufio.NewReader(c)
-			greet := p.connect
-			if first, err := in.Peek(1); err == nil && first[0] == 5 {
-				greet = p.socks
-			}
-			target, yes, err := greet(in, c)
-			if err != nil {
-				return
-			}
-			out, err := p.Dial(context.Background(), target)
-			if err != nil {
-				return
-			}
-			defer out.Close()
-			p.mu.Lock()
-			if p.led == nil {
-				p.led = map[string]string{}
-			}
-			p.led[out.LocalAddr().String()] = target
-			p.mu.Unlock()
-			if _, err := io.WriteString(c, yes); err != nil {
-				return
-			}
-			go func() {
-				_, _ = io.Copy(out, in)
-				if half, ok := out.(interface{ CloseWrite() error }); ok {
-					_ = half.CloseWrite()
-				}
-			}()
-			_, _ = io.Copy(c, out)
+			p.Handle(c)
 		}()
 	}
+}
+
+// Handle serves one client.
+func (p *Proxy) Handle(c net.Conn) {
+	in := bufio.NewReader(c)
+	greet := p.connect
+	if first, err := in.Peek(1); err == nil && first[0] == 5 {
+		greet = p.socks
+	}
+	target, yes, err := greet(in, c)
+	if err != nil {
+		return
+	}
+	out, err := p.Dial(context.Background(), target)
+	if err != nil {
+		return
+	}
+	defer out.Close()
+	p.mu.Lock()
+	if p.led == nil {
+		p.led = map[string]string{}
+	}
+	p.led[out.LocalAddr().String()] = target
+	p.mu.Unlock()
+	if _, err := io.WriteString(c, yes); err != nil {
+		return
+	}
+	go func() {
+		_, _ = io.Copy(out, in)
+		if half, ok := out.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite()
+		}
+	}()
+	_, _ = io.Copy(c, out)
 }
 
 var errRefused = errors.New("refused")

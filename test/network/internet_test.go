@@ -27,6 +27,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berm-sandbox/berm/test/harness"
 	"golang.org/x/net/dns/dnsmessage"
 	"golang.org/x/sys/unix"
 )
@@ -123,6 +124,24 @@ func internet() {
 		_, _ = io.WriteString(c, "SSH-2.0-test\r\n")
 		_, _ = io.Copy(io.Discard, c)
 	})
+	// Two proxies: one of the operator's network, and one that a sandbox's creator has.
+	var proxies []*harness.Proxy
+	for _, at := range []string{gateway, one} {
+		p := &harness.Proxy{User: "user", Password: proxyPassword, Dial: func(ctx context.Context, target string) (net.Conn, error) {
+			host, port, err := net.SplitHostPort(target)
+			if err != nil {
+				return nil, err
+			}
+			if addr, ok := names[strings.ToLower(host)+"."]; ok {
+				host = addr
+			}
+			return new(net.Dialer).DialContext(ctx, "tcp4", net.JoinHostPort(host, port))
+		}}
+		proxies = append(proxies, p)
+		l, err := net.Listen("tcp4", at+":3128")
+		check(err)
+		go w.serve(l, p.Handle)
+	}
 	hello := func(c net.Conn) {
 		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
 		r, err := http.ReadRequest(bufio.NewReader(c))
@@ -136,6 +155,8 @@ func internet() {
 		switch r.URL.Path {
 		case "/hash": // what came in a field, without telling it
 			body = fmt.Sprintf("%x", sha256.Sum256([]byte(r.Header.Get(r.URL.Query().Get("field")))))
+		case "/via": // the proxies that it came through
+			body = proxies[0].Via(c.RemoteAddr().String()) + "+" + proxies[1].Via(c.RemoteAddr().String())
 		case "/echo":
 			body = fmt.Sprint(r.Header)
 		}
