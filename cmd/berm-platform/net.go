@@ -18,9 +18,9 @@ import (
 func newNetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "net",
-		Short: "See what sandboxes do on networks",
+		Short: "See what sandboxes do on networks, and answer what they ask",
 	}
-	cmd.AddCommand(newNetLogCommand())
+	cmd.AddCommand(newNetLogCommand(), newNetAskCommand())
 	return cmd
 }
 

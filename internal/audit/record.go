@@ -44,6 +44,7 @@ const (
 	ServerStop    Type = "server.stop"
 	NetFlow       Type = "net.flow" // a flow out of a sandbox ended or was denied; data: egress.Event
 	NetDNS        Type = "net.dns"  // a name was not resolved; data: egress.Event
+	NetAsk        Type = "net.ask"  // somebody answered whether a flow may pass; data: egress.Reply
 	// Of credentials, without their secrets; data: egress.Event.
 	CredentialUse    Type = "credential.use"    // a request went on with one
 	CredentialDeny   Type = "credential.deny"   // it did not

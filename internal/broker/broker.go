@@ -20,6 +20,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/credential"
 	"github.com/berm-sandbox/berm/internal/network/address"
+	"github.com/berm-sandbox/berm/internal/network/ask"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/egress/compile"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
@@ -69,6 +70,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 	}
 	_ = conn.SetReadDeadline(time.Time{})
 	x := &sandbox{server: s, id: first.Sandbox, wire: w, quota: quota.New(), live: map[*flow]struct{}{}}
+	x.answers = ask.New(x.rejudge)
 	answer, kept, err := x.open(first)
 	if err != nil {
 		_ = w.Send(egress.Answer{Error: egress.Failed(err)})
@@ -155,10 +157,12 @@ type sandbox struct {
 	door      *net.UnixConn // nil until it comes
 	closed    bool
 	policy    *policy.Evaluator
-	quota     *quota.Quota    // of requests; the network service keeps that of the rest
-	upstream  *upstream.Route // of the policy
-	live      map[*flow]struct{}
-	ending    sync.WaitGroup // of flows
+	quota     *quota.Quota // of requests; the network service keeps that of the rest
+	// answers are given to both services, so that neither has to believe the other.
+	answers  *ask.Answers
+	upstream *upstream.Route // of the policy
+	live     map[*flow]struct{}
+	ending   sync.WaitGroup // of flows
 }
 
 // open begins with the first order. What is to be kept for a later process is the caller's to
@@ -278,6 +282,9 @@ func parseKept(text []byte) (*inspect.CA, []byte, error) {
 
 // change carries out a later order. What is wrong leaves everything as it was.
 func (x *sandbox) change(o egress.Order) (answer egress.Answer, err error) {
+	if o.Reply != nil {
+		return egress.Answer{Done: true}, x.answers.Give(*o.Reply, true)
+	}
 	var door *os.File
 	if o.Door {
 		if door = x.wire.File(); door == nil {
@@ -439,6 +446,13 @@ func (x *sandbox) install(judge judge, known map[string]bool, attach []egress.At
 	x.mu.Lock()
 	x.policy, x.upstream, x.known, x.attach, x.endpoints = judge.Evaluator, judge.route, known, attach, endpoints
 	x.quota.Set(judge.policy)
+	x.mu.Unlock()
+	x.rejudge()
+}
+
+// rejudge ends the flows that are not allowed any more.
+func (x *sandbox) rejudge() {
+	x.mu.Lock()
 	live := slices.Collect(maps.Keys(x.live))
 	x.mu.Unlock()
 	for _, f := range live {
@@ -466,6 +480,7 @@ func (x *sandbox) evaluator() *policy.Evaluator {
 // close ends all rights, and tells what there is still to tell.
 func (x *sandbox) close() {
 	x.credentials.Close()
+	x.answers.Close()
 	x.mu.Lock()
 	x.closed = true
 	if x.door != nil {

@@ -30,6 +30,7 @@ type flow struct {
 	inside  string       // the endpoint by whose name the sandbox reaches it
 	found   []netip.Addr // by the network service
 	proxies map[string][]netip.Addr
+	yes     string // the rule whose question was answered for this flow alone
 	proxy   *inspect.Proxy
 }
 
@@ -57,7 +58,7 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 	}
 	host, err := policy.ParseHost(handed.Name)
 	f := &flow{sandbox: x, host: host, port: handed.Port, inside: handed.Endpoint, found: handed.Addresses, proxies: handed.Proxies}
-	if err != nil || host.Name() == "" || f.inside != "" && !x.serves(handed) || f.judge().Action != policy.Allow {
+	if err != nil || host.Name() == "" || f.inside != "" && !x.serves(handed) || f.admit().Action != policy.Allow {
 		conn.Close()
 		return
 	}
@@ -103,8 +104,27 @@ func (f *flow) serve(conn net.Conn) {
 	_ = x.tell(e)
 }
 
-// judge is the verdict about the flow by the policy in force.
+// admit is judge of a flow that begins, which may use an answer that holds once.
+func (f *flow) admit() policy.Verdict {
+	v, once := f.sandbox.answers.Apply(f.decide())
+	if once {
+		f.yes = v.Rule
+	}
+	return v
+}
+
+// judge is the verdict about the flow by the policy in force and what was answered.
 func (f *flow) judge() policy.Verdict {
+	v := f.decide()
+	if v.Action == policy.Ask && v.Rule == f.yes {
+		v.Action = policy.Allow
+		return v
+	}
+	v, _ = f.sandbox.answers.Apply(v)
+	return v
+}
+
+func (f *flow) decide() policy.Verdict {
 	return f.sandbox.evaluator().Decide(policy.Flow{Host: f.host, Port: f.port, Proto: policy.TCP, Time: time.Now()})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/local/asking"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/trust/root"
@@ -46,6 +47,7 @@ type online struct {
 
 	mu        sync.Mutex
 	link      *egress.Link
+	door      *asking.Door // nil: no rule asks
 	denied    []egress.Event
 	unreached []egress.Event
 }
@@ -107,6 +109,20 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 			return Result{}, err
 		}
 		defer forget()
+	}
+	if link.Asks() {
+		services := []*egress.Link{link}
+		if broker != nil {
+			services = []*egress.Link{broker.Link, link}
+		}
+		door, err := o.openDoor(r, services...)
+		if err != nil {
+			return Result{}, err
+		}
+		defer door.Close()
+		o.mu.Lock()
+		o.door = door
+		o.mu.Unlock()
 	}
 	attached := make(chan error, 1)
 	r.Link = func(f *os.File) {
@@ -227,6 +243,15 @@ func (o *online) ended(so string) func(error) {
 
 // event records what the service tells.
 func (o *online) event(e egress.Event) {
+	if e.Kind == egress.Asks {
+		o.mu.Lock()
+		door := o.door
+		o.mu.Unlock()
+		if door != nil {
+			door.Ask(e)
+		}
+		return
+	}
 	outcome, kind := audit.OK, audit.NetFlow
 	if e.Action == "deny" {
 		outcome = audit.Denied

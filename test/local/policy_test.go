@@ -1,9 +1,15 @@
 package local
 
 import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 )
 
 // policyFile writes a policy.
@@ -66,6 +72,82 @@ func TestNetworkLimits(t *testing.T) {
 					t.Errorf("%v", r)
 				}
 			})
+		}
+	})
+}
+
+// What a rule asks is answered in another terminal, and nowhere else.
+func TestAsk(t *testing.T) {
+	online(t, func(p *person) {
+		file := p.policyFile("rules: [{id: rest, to: [once.example, always.example, never.example, same.example, soon.example], ports: [80, 443], action: ask, reason: all else}] ")
+		other := *p // not on that internet
+		other.outer, other.rootOutside = nil, false
+		ask := other.command("net", "ask", "--json")
+		answers, err := ask.StdinPipe()
+		p.must(err)
+		questions, err := ask.StdoutPipe()
+		p.must(err)
+		ask.Stderr = os.Stderr
+		p.must(ask.Start())
+		p.Cleanup(func() {
+			answers.Close()
+			_ = ask.Wait()
+		})
+		var mu sync.Mutex
+		asked := map[string]int{}
+		go func() {
+			for lines := bufio.NewScanner(questions); lines.Scan(); {
+				var m struct {
+					Run      struct{ Command []string }
+					Question struct{ Host string }
+					Reason   string
+					Closed   string
+				}
+				if err := json.Unmarshal(lines.Bytes(), &m); err != nil {
+					p.Error(err)
+				}
+				if m.Closed != "" {
+					continue
+				}
+				if m.Reason != "all else" || len(m.Run.Command) != 3 {
+					p.Errorf("%s", lines.Bytes())
+				}
+				mu.Lock()
+				asked[m.Question.Host]++
+				mu.Unlock()
+				reply := map[string]string{
+					"once.example": `"allow":true,"for":"once"`, "same.example": `"allow":true,"for":"once"`, "always.example": `"allow":true,"for":"sandbox"`,
+					"never.example": `"allow":false,"for":"sandbox"`, "soon.example": `"allow":true,"for":"until","until":"` + time.Now().Add(time.Second).Format(time.RFC3339Nano) + `"`,
+				}[m.Question.Host]
+				var raw struct{ Question json.RawMessage }
+				_ = json.Unmarshal(lines.Bytes(), &raw)
+				if m.Question.Host == "same.example" {
+					time.Sleep(time.Second) // the others come meanwhile
+				}
+				fmt.Fprintf(answers, "{\"question\":%s,%s}\n", raw.Question, reply)
+			}
+		}()
+		r := p.bash(`get() { curl -s -m 10 -o /dev/null http://$1.example/ && echo $1 yes || echo $1 no; }
+get once; get once; get always; get always; get never; get never
+for i in 1 2 3 4 5; do get same & done; wait
+exec 3<>/dev/tcp/soon.example/80; timeout 10 cat <&3; echo ended $?`, "--policy", file, "--open", opened)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, want := range []string{"once yes\nonce yes\nalways yes\nalways yes\nnever no\nnever no\nsame yes\nsame yes\nsame yes\nsame yes\nsame yes\n", "ended "} {
+			if !strings.Contains(r.stdout, want) {
+				p.Errorf("no %q in %v", want, r)
+			}
+		}
+		if strings.Contains(r.stdout, "ended 124") || !strings.Contains(r.stderr, "soon.example:80 (ask)") {
+			p.Errorf("a flow outlives the time for which it was allowed: %v", r)
+		}
+		for host, n := range map[string]int{"once.example": 2, "always.example": 1, "never.example": 1, "soon.example": 1, "same.example": 1} {
+			if asked[host] != n {
+				p.Errorf("%s was asked about %d times", host, asked[host])
+			}
+		}
+		if !strings.Contains(r.stderr, "`berm net ask` in another terminal") || !strings.Contains(r.stderr, "never.example:80 (ask)") {
+			p.Errorf("it is not told: %v", r)
 		}
 	})
 }

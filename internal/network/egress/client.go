@@ -17,7 +17,11 @@ type Link struct {
 	ordered sync.Mutex // held while an order waits for its answer
 	answers chan arrival
 	done    chan struct{}
+	asks    bool // from the beginning
 }
+
+// Asks says whether the first policy had rules that ask.
+func (l *Link) Asks() bool { return l.asks }
 
 // arrival is an answer with the descriptor that came with it.
 type arrival struct {
@@ -51,6 +55,7 @@ func Prepare(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, p Polic
 		_ = conn.Close()
 		return nil, nil, nil, err
 	}
+	l.asks = a.Asks
 	return l, a.Trust, a.Warnings, nil
 }
 

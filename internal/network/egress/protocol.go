@@ -56,7 +56,8 @@ type Order struct {
 	Protocol int            `json:"protocol,omitempty"` // of the first message
 	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`  // of the first message
 	Policy   Policy         `json:"policy"`
-	Open     []string       `json:"open,omitempty"` // address ranges that the operator opens
+	Reply    *Reply         `json:"reply,omitempty"` // the answer to a question; the order has nothing else then
+	Open     []string       `json:"open,omitempty"`  // address ranges that the operator opens
 	// Trust asks, with the first message, what the sandbox has to trust for requests to be
 	// looked into, where its programs are those of Root. The link comes with the second message
 	// then.
@@ -143,6 +144,7 @@ type Flow struct {
 type Answer struct {
 	Done     bool     `json:"done,omitempty"`
 	Warnings []string `json:"warnings,omitempty"` // about the policy
+	Asks     bool     `json:"asks,omitempty"`     // the policy has rules that ask
 	Trust    *Trust   `json:"trust,omitempty"`    // when it was asked for and is needed
 	// Authority is the certificate, in PEM, of the sandbox's authority, from the service of
 	// credentials. Keep says that a descriptor comes with it, which a later service needs.
@@ -174,14 +176,14 @@ type Failure struct {
 // Event is a flow that ended, a flow or a query that was denied, or a request.
 type Event struct {
 	Time time.Time `json:"time"` // of its beginning
-	// Kind is "flow", "dns", "http" for a request in a flow, or one that begins with
+	// Kind is "flow", "dns", "http" for a request in a flow, Asks, or one that begins with
 	// "credential.".
 	Kind     string  `json:"kind"`
 	Name     string  `json:"name,omitempty"`     // that the sandbox asked for
 	Address  string  `json:"address,omitempty"`  // that was dialed, or was to be
 	Port     uint16  `json:"port,omitempty"`     //
 	Protocol string  `json:"protocol,omitempty"` // tcp or udp
-	Action   string  `json:"action"`             // allow or deny
+	Action   string  `json:"action"`             // allow or deny, or ask of the kind Asks
 	Rule     string  `json:"rule,omitempty"`     // that decided
 	Reason   string  `json:"reason,omitempty"`   // of a denial, one of a closed list
 	Detail   string  `json:"detail,omitempty"`   // what would allow it, or what failed

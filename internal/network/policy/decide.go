@@ -39,6 +39,7 @@ const (
 	ReasonBody        Reason = "body" // too large, or of a type that is not listed
 	ReasonUpgrade     Reason = "upgrade"
 	ReasonLimit       Reason = "limit"
+	ReasonAsk         Reason = "ask" // a rule asks, and there was no yes
 	ReasonNoSession   Reason = "no_session"
 	ReasonCredential  Reason = "credential"   // nobody is there who could give it
 	ReasonPolicy      Reason = "policy_error" // there is no policy
@@ -432,6 +433,11 @@ func (e *Evaluator) NeedsInspection(host Host, port uint16, now time.Time) bool 
 // CanInspect says whether any flow may need inspection, so that certificates have to be
 // installed at all.
 func (e *Evaluator) CanInspect() bool { return e.policy.CanInspect() }
+
+// Asks says whether some rule leaves flows to somebody.
+func (p *Policy) Asks() bool {
+	return slices.ContainsFunc(p.Rules, func(r Rule) bool { return r.action() == Ask })
+}
 
 // NextExpiry is when the next rule ends after now, zero for never: flows that it let pass
 // are to be judged again then.

@@ -62,6 +62,8 @@ func (v Verdict) Explain() string {
 		return text + ": there is no policy yet."
 	case ReasonCredential:
 		return text + " needs the process that holds its credentials, which has ended."
+	case ReasonAsk:
+		return text + " needs a yes, for which " + by + " asks" + note(v.Detail) + "."
 	case ReasonNoSession:
 		return text + ": the sandbox has ended."
 	case ReasonLimit:

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/ask"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/inspect"
@@ -33,6 +34,7 @@ type flow struct {
 	judge    *policy.Evaluator // whose verdict it is
 	brokered *egress.Wire      // by which it was handed over; under the sandbox's lock
 	endpoint string            // by whose name it was asked for
+	yes      string            // the rule whose question was answered for this flow alone
 	use      *quota.Use        // of the policy's limits
 	timer    *time.Timer       // at the end of its time; nil: it has no end; under the sandbox's lock
 
@@ -91,8 +93,8 @@ func (f *flow) unreach(err error) {
 	f.failed, f.unreached = err, true
 }
 
-// ask decides about a flow that begins. It returns nil when it may not.
-func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
+// begin decides about a flow that begins. It returns nil when it may not.
+func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Proto) *flow {
 	destination := inside.Destination
 	host, port, endpoint := policy.AddrHost(destination.Addr()), destination.Port(), ""
 	if name := x.names.Name(destination.Addr()); name != "" {
@@ -110,7 +112,15 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	// Under the lock, so that a policy that comes meanwhile judges it again, and a rule for
 	// one flow is for one.
 	x.mu.Lock()
-	v := x.policy.Decide(question)
+	v := x.decide(question, "")
+	for v.Action == policy.Ask {
+		x.mu.Unlock()
+		v, f.yes = x.await(ctx, question, v)
+		x.mu.Lock()
+		if v.Action == policy.Allow { // it may have been taken back meanwhile
+			v = x.decide(question, f.yes)
+		}
+	}
 	f.verdict, f.judge = v, x.policy
 	allowed := v.Action == policy.Allow && (!inspects(v) || x.ca != nil || x.broker != nil)
 	var limit *quota.Exceeded
@@ -134,8 +144,6 @@ func (x *sandbox) ask(inside *stack.Flow, proto policy.Proto) *flow {
 	switch {
 	case limit != nil:
 		v = beyond(v, limit)
-	case v.Action == policy.Ask:
-		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule asks, and nobody answers here"
 	case v.Action == policy.Allow:
 		v.Action, v.Reason, v.Detail = policy.Deny, policy.ReasonPolicy, "the rule looks into requests, and the sandbox was not made to trust that"
 	}
@@ -161,7 +169,7 @@ func (x *sandbox) current(f *flow) policy.Verdict {
 	}
 	question := f.question
 	question.Time, question.Spent = time.Now(), nil
-	return x.policy.Decide(question)
+	return x.decide(question, f.yes)
 }
 
 // rejudge ends a flow that a new policy does not allow, or not in the same way. The caller
@@ -169,7 +177,10 @@ func (x *sandbox) current(f *flow) policy.Verdict {
 func (x *sandbox) rejudge(f *flow) {
 	question := f.question
 	question.Time, question.Spent = time.Now(), nil
-	v := x.policy.Decide(question)
+	v := x.decide(question, f.yes)
+	if v.Action == policy.Ask {
+		v = ask.Refused(v, "the answer does not hold any more")
+	}
 	if addr, err := netip.ParseAddr(f.to()); err == nil && v.Action == policy.Allow && question.Host.Name() != "" {
 		_, v = x.policy.Vet(v, []netip.Addr{addr})
 	}
@@ -240,7 +251,7 @@ func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) 
 	if inside.Destination.Port() == 53 {
 		return func(conn stack.Conn) { _ = x.responder.Serve(conn) }
 	}
-	f := x.ask(inside, policy.TCP)
+	f := x.begin(ctx, inside, policy.TCP)
 	if f == nil {
 		return nil
 	}
@@ -374,7 +385,7 @@ func (a requests) HTTP(_ context.Context, r inspect.Request) inspect.Verdict {
 
 // UDP judges datagrams that the sandbox begins to send.
 func (x *sandbox) UDP(ctx context.Context, inside *stack.Flow) func(net.Conn) {
-	f := x.ask(inside, policy.UDP)
+	f := x.begin(ctx, inside, policy.UDP)
 	if f == nil {
 		return nil
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/address"
+	"github.com/berm-sandbox/berm/internal/network/ask"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/egress/compile"
@@ -93,7 +94,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		return
 	}
 	defer x.close()
-	if w.Send(egress.Answer{Done: true, Warnings: warnings, Trust: x.trust}, nil) != nil {
+	if w.Send(egress.Answer{Done: true, Warnings: warnings, Trust: x.trust, Asks: x.asks}, nil) != nil {
 		return
 	}
 	if first.Trust {
@@ -105,7 +106,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		if err := x.connect(w.File()); err != nil {
 			answer = egress.Answer{Error: egress.Failed(err)}
 		}
-		if w.Send(answer, nil) != nil || answer.Error != nil {
+		if w.Send(answer) != nil || answer.Error != nil {
 			return
 		}
 	}
@@ -130,6 +131,16 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		var next egress.Order
 		if w.Receive(&next) != nil {
 			return
+		}
+		if next.Reply != nil {
+			answer := egress.Answer{Done: true}
+			if err := x.answers.Give(*next.Reply, false); err != nil {
+				answer = egress.Answer{Error: egress.Failed(err)}
+			}
+			if w.Send(answer) != nil {
+				return
+			}
+			continue
 		}
 		// A policy that is wrong leaves the old one in force.
 		door := w.File()
@@ -179,6 +190,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 		return nil, nil, err
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
+	x.answers = ask.New(x.rejudgeAll)
 	x.responder = dns.NewResponder(x.names, x.resolves, x.admits)
 	if warnings, err = x.set(o); err == nil {
 		if door != nil {
@@ -245,16 +257,18 @@ type sandbox struct {
 
 	responder *dns.Responder
 
-	events *events
-	quota  *quota.Quota
-	ca     *inspect.CA // nil: no requests are looked into
-	trust  *egress.Trust
+	events  *events
+	quota   *quota.Quota
+	answers *ask.Answers
+	ca      *inspect.CA // nil: no requests are looked into
+	trust   *egress.Trust
 
 	mu        sync.Mutex
 	broker    *egress.Wire // looks into requests in our stead; nil for none
 	policy    *policy.Evaluator
 	endpoints map[string]egress.Endpoint // of the broker's, by name
 	upstream  *upstream.Route            // of the policy
+	asks      bool                       // some rule does
 	spent     map[string]bool            // rules for one flow that were used
 	live      map[*flow]struct{}
 	expiry    *time.Timer // at the end of the next rule that ends
@@ -287,6 +301,7 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 		x.endpoints[e.Name] = e
 	}
 	x.quota.Set(p)
+	x.asks = p.Asks()
 	for f := range x.live {
 		x.rejudge(f)
 	}
@@ -335,6 +350,7 @@ func (x *sandbox) close() {
 		x.expiry.Stop()
 	}
 	x.mu.Unlock()
+	x.answers.Close()
 	if x.stack != nil { // it never got its link
 		x.stack.Close()
 	}
