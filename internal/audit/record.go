@@ -42,9 +42,12 @@ const (
 	TemplateBuild Type = "template.build"
 	ServerStart   Type = "server.start"
 	ServerStop    Type = "server.stop"
-	NetFlow       Type = "net.flow" // a flow out of a sandbox ended or was denied; data: egress.Event
-	NetDNS        Type = "net.dns"  // a name was not resolved; data: egress.Event
-	NetAsk        Type = "net.ask"  // somebody answered whether a flow may pass; data: egress.Reply
+	NetFlow       Type = "net.flow"       // a flow out of a sandbox ended or was denied; data: egress.Event
+	NetDNS        Type = "net.dns"        // a name was not resolved; data: egress.Event
+	NetAsk        Type = "net.ask"        // somebody answered whether a flow may pass; data: egress.Reply
+	SecretSet     Type = "secret.set"     // a stored one, without its value
+	SecretRemove  Type = "secret.remove"  //
+	CredentialSet Type = "credential.set" // which credentials a sandbox has, without their secrets
 	// Of credentials, without their secrets; data: egress.Event.
 	CredentialUse    Type = "credential.use"    // a request went on with one
 	CredentialDeny   Type = "credential.deny"   // it did not

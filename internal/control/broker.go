@@ -20,6 +20,17 @@ type Broker interface {
 	Open(ctx context.Context, id berm.SandboxID, b Brokering, events func(egress.Event)) (Link, egress.Brokered, error)
 	// Bind replaces policy and grants at the broker.
 	Bind(ctx context.Context, id berm.SandboxID, link Link, p egress.Policy, g Grants) (egress.Brokered, error)
+	// CheckSecret fails with NotFound when there is no stored secret of that name.
+	CheckSecret(ctx context.Context, name string) error
+	// CheckFields returns the secrets that the values of fields refer to. Kinds: Invalid,
+	// Unsupported.
+	CheckFields(fields Fields) (secrets []string, err error)
+	// SetFields keeps fields of a sandbox with their values; of none it keeps nothing.
+	SetFields(ctx context.Context, id berm.SandboxID, fields Fields) error
+	// Fields returns them.
+	Fields(ctx context.Context, id berm.SandboxID) (Fields, error)
+	// Fielded are the sandboxes of which it keeps some.
+	Fielded(ctx context.Context) ([]berm.SandboxID, error)
 }
 
 // Brokering is what a Broker is told of a sandbox.
@@ -77,7 +88,7 @@ func (s *session) order(info *Sandbox) egress.Policy {
 	order := s.brokerOrder(info)
 	s.online.mu.Lock()
 	defer s.online.mu.Unlock()
-	order.Attach = s.online.attach
+	order.Attach, order.Endpoints = s.online.attach, s.online.endpoints
 	return order
 }
 
@@ -158,7 +169,7 @@ func (s *session) useBroker(broker Link, got egress.Brokered) {
 	o := s.online
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	o.broker, o.attach = broker, got.Attach
+	o.broker, o.attach, o.endpoints = broker, got.Attach, got.Endpoints
 	select {
 	case <-o.over:
 		o.broker = nil
@@ -198,7 +209,7 @@ func (s *session) bind(ctx context.Context, broker Link, info *Sandbox) error {
 		return err
 	}
 	s.online.mu.Lock()
-	s.online.attach = got.Attach
+	s.online.attach, s.online.endpoints = got.Attach, got.Endpoints
 	s.online.mu.Unlock()
 	return s.inform(ctx, got)
 }

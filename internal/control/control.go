@@ -116,6 +116,9 @@ func (m *Manager) Start(ctx context.Context) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
+	if err := m.forgetStrangers(ctx, known); err != nil {
+		return err
+	}
 	held, err := m.Engine.List(ctx)
 	if err != nil {
 		return err

@@ -41,8 +41,16 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err != nil {
 		return Sandbox{}, err
 	}
-	allowed, err := m.compile(r.Network, r.Internet)
+	allowed, fields, err := m.compile(r.Network, r.Internet)
 	if err != nil {
+		return Sandbox{}, err
+	}
+	granted, err := m.granting(fields)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	granted.Credentials = r.Credentials
+	if err := m.checkCredentials(ctx, r.Credentials); err != nil {
 		return Sandbox{}, err
 	}
 	step("template")
@@ -107,10 +115,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		Level: m.probe(spec.Level).Level, Limits: spec.Limits, Degraded: policy.Degraded, State: berm.Creating,
 		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
-		Internet: r.Internet, Network: r.Network, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
+		Internet: r.Internet, Network: r.Network, Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 	}
 	if spec.Link {
-		if err := s.goOnline(ctx, allowed); err != nil {
+		cu.Add(func() { m.forgetFields(spec.ID, &granted) })
+		if err := s.goOnline(ctx, allowed, fields); err != nil {
 			return Sandbox{}, err
 		}
 		cu.Add(s.offline)

@@ -96,18 +96,20 @@ func (p *Policy) order() egress.Policy {
 	return egress.Policy{JSON: p.Document, Source: "policy", Revision: strconv.Itoa(p.Revision)}
 }
 
-// compile makes a policy of E2B's fields, and refuses what this server cannot do.
-func (m *Manager) compile(n Network, internet *bool) (*policy.Policy, error) {
-	p, _, err := policy.FromE2B(policy.E2B{AllowOut: n.AllowOut, DenyOut: n.DenyOut, AllowInternet: internet, Rules: n.Transforms}, m.Egress.Public)
+// compile makes a policy of E2B's fields, with the fields that requests get, and refuses what
+// this server cannot do.
+func (m *Manager) compile(n Network, internet *bool) (*policy.Policy, Fields, error) {
+	p, transforms, err := policy.FromE2B(policy.E2B{AllowOut: n.AllowOut, DenyOut: n.DenyOut, AllowInternet: internet, Rules: n.Transforms}, m.Egress.Public)
 	switch {
 	case err != nil:
-		return nil, err
-	case len(n.Transforms) > 0:
-		return nil, berm.Errorf(berm.Unsupported, "This version of Berm does not have network.rules: it cannot change requests on their way")
+		return nil, nil, err
 	case m.Egress.Service == nil && len(n.AllowOut) > 0:
-		return nil, m.noNetwork("network.allowOut")
+		return nil, nil, m.noNetwork("network.allowOut")
+	case m.Egress.Service == nil && len(transforms) > 0:
+		return nil, nil, m.noNetwork("network.rules")
 	}
-	return p, nil
+	p.Attach = nil // which the broker adds
+	return p, fieldsOf(transforms), nil
 }
 
 // noNetwork refuses what needs a network.
@@ -160,6 +162,7 @@ type online struct {
 	toldAgent   berm.GuestConfig    // what the guest agent was told last
 	untoldAgent *berm.GuestConfig   // what a paused sandbox's agent is still to be told
 	attach      []egress.Attachment // that the broker made of the grants
+	endpoints   []egress.Endpoint   // the same
 	changed     chan struct{}       // has an element when keepOnline is to look again
 	traffic     Traffic
 	flows       []FlowEvent
@@ -176,13 +179,23 @@ func newOnline() *online {
 	return &online{over: make(chan struct{}), changed: make(chan struct{}, 1), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce), allowed: rate.NewLimiter(flowsPerSecond, flowsAtOnce)}
 }
 
-// goOnline gives a new sandbox its network, with the first policy.
-func (s *session) goOnline(ctx context.Context, p *policy.Policy) (err error) {
+// goOnline gives a new sandbox its network, with the first policy and the fields that its
+// requests get.
+func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields) (err error) {
 	if s.info.Policy, err = newPolicy(p, 1); err != nil {
 		return err
 	}
-	if err := s.m.emit(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", map[string]any{"network": s.info.Policy}); err != nil {
+	record := map[string]any{"network": s.info.Policy}
+	if !s.info.Grants.empty() {
+		record["grants"] = s.info.Grants
+	}
+	if err := s.m.emit(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", record); err != nil {
 		return err
+	}
+	if len(fields) > 0 {
+		if err := s.m.Egress.Broker.SetFields(ctx, s.info.ID, fields); err != nil {
+			return err
+		}
 	}
 	s.online = newOnline()
 	return s.attach(ctx)
@@ -402,7 +415,11 @@ var ErrPolicyChanged = berm.Errorf(berm.Conflict, "the network policy was change
 // SetNetwork replaces what a sandbox may reach by what E2B's fields say. Kinds: Invalid,
 // NotFound, Unsupported.
 func (m *Manager) SetNetwork(ctx context.Context, id berm.SandboxID, n Network, internet *bool, actor audit.Actor) error {
-	p, err := m.compile(n, internet)
+	p, fields, err := m.compile(n, internet)
+	if err != nil {
+		return err
+	}
+	granted, err := m.granting(fields)
 	if err != nil {
 		return err
 	}
@@ -410,13 +427,14 @@ func (m *Manager) SetNetwork(ctx context.Context, id berm.SandboxID, n Network, 
 	if err != nil {
 		return err
 	}
-	if s.snapshot().Policy == nil {
-		if len(n.AllowOut) > 0 {
-			return berm.Errorf(berm.Unsupported, "network.allowOut cannot be honoured: sandbox %s was made without a network", id)
+	info := s.snapshot()
+	if info.Policy == nil {
+		if len(n.AllowOut) > 0 || len(fields) > 0 {
+			return berm.Errorf(berm.Unsupported, "network.allowOut and rules cannot be honoured: sandbox %s was made without a network", id)
 		}
 		return nil // nothing is reached whatever the fields say
 	}
-	_, _, err = s.setPolicy(ctx, p, 0, actor, func(info *Sandbox) {
+	_, _, err = s.setPolicy(ctx, p, 0, actor, &granted, fields, func(info *Sandbox) {
 		info.Network.AllowOut, info.Network.DenyOut, info.Internet = n.AllowOut, n.DenyOut, internet
 	})
 	return err
@@ -433,7 +451,7 @@ func (m *Manager) SetPolicy(ctx context.Context, id berm.SandboxID, p *policy.Po
 	if s.snapshot().Policy == nil {
 		return 0, nil, m.noNetwork("a network policy")
 	}
-	return s.setPolicy(ctx, p, revision, actor, func(info *Sandbox) {
+	return s.setPolicy(ctx, p, revision, actor, nil, nil, func(info *Sandbox) {
 		info.Network.AllowOut, info.Network.DenyOut, info.Internet = nil, nil, nil
 	})
 }
@@ -464,7 +482,8 @@ func (m *Manager) CheckNetwork(id berm.SandboxID, q policy.Question) (policy.Ver
 	return e.Answer(q), nil
 }
 
-func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int, actor audit.Actor, also func(*Sandbox)) (int, []string, error) {
+// setPolicy replaces the policy and, if granted is not nil, the fields that requests get.
+func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int, actor audit.Actor, granted *Grants, fields Fields, also func(*Sandbox)) (int, []string, error) {
 	o := s.online
 	o.setting.Lock()
 	defer o.setting.Unlock()
@@ -479,43 +498,96 @@ func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int,
 	if err != nil {
 		return 0, nil, err
 	}
-	if err := s.m.emit(before.ID, actor, audit.PolicySet, audit.OK, "", map[string]any{"network": next}); err != nil {
+	record := map[string]any{"network": next}
+	if granted != nil {
+		record["fields"] = granted.Fields
+	}
+	if err := s.m.emit(before.ID, actor, audit.PolicySet, audit.OK, "", record); err != nil {
 		return 0, nil, err
-	}
-	// Stored first: a server that starts again must not fall back to what was taken away.
-	install := func(change func(*Sandbox)) error {
-		s.mu.Lock()
-		change(&s.info)
-		s.mu.Unlock()
-		return s.trySave()
-	}
-	undo := func(info *Sandbox) {
-		info.Policy, info.Network, info.Internet = before.Policy, before.Network, before.Internet
-	}
-	if err := install(func(info *Sandbox) { info.Policy = next; also(info) }); err != nil {
-		return 0, nil, s.undone(install, undo, err)
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
-	warnings, err := s.enforce(ctx)
-	switch {
-	case err == nil:
-	case berm.KindOf(err) == berm.Unavailable: // what is attached later is so with this one, and nothing passes until then
-	default:
-		err = s.undone(install, undo, err)
-		if _, again := s.enforce(ctx); again != nil {
-			s.m.Log.Error("putting a network policy back failed", "sandbox", before.ID, "error", again)
+	back := func() {}
+	if granted != nil && (len(granted.Fields) > 0 || len(before.Grants.Fields) > 0) {
+		broker := s.m.Egress.Broker
+		old, err := broker.Fields(ctx, before.ID)
+		if err == nil {
+			err = broker.SetFields(ctx, before.ID, fields)
 		}
+		if err != nil {
+			return 0, nil, err
+		}
+		back = func() {
+			if err := broker.SetFields(ctx, before.ID, old); err != nil {
+				s.m.Log.Error("putting fields of requests back failed", "sandbox", before.ID, "error", err)
+			}
+		}
+	}
+	warnings, err := s.install(ctx, func(info *Sandbox) {
+		info.Policy = next
+		if granted != nil {
+			info.Grants.Fields, info.Grants.FieldSecrets = granted.Fields, granted.FieldSecrets
+		}
+		also(info)
+	}, back)
+	if err != nil {
 		return 0, nil, err
 	}
 	return next.Revision, warnings, nil
 }
 
-func (s *session) undone(install func(func(*Sandbox)) error, undo func(*Sandbox), err error) error {
-	if saveErr := install(undo); saveErr != nil {
-		s.m.Log.Error("saving a sandbox failed", "sandbox", s.info.ID, "error", saveErr)
+// change changes what the broker grants a sandbox.
+func (s *session) change(ctx context.Context, actor audit.Actor, what audit.Type, data any, change func(*Sandbox)) error {
+	o := s.online
+	o.setting.Lock()
+	defer o.setting.Unlock()
+	info := s.snapshot()
+	if info.State == berm.Killed {
+		return notFound(info.ID)
 	}
+	if err := s.m.emit(info.ID, actor, what, audit.OK, "", data); err != nil {
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	_, err := s.install(ctx, change, func() {})
 	return err
+}
+
+// install stores a change of policy or grants and puts it in force, or leaves everything as it
+// was and calls back. The caller holds setting.
+func (s *session) install(ctx context.Context, change func(*Sandbox), back func()) (warnings []string, err error) {
+	before := s.snapshot()
+	// Stored first: a server that starts again must not fall back to what was taken away.
+	store := func(change func(*Sandbox)) error {
+		s.mu.Lock()
+		change(&s.info)
+		s.mu.Unlock()
+		return s.trySave()
+	}
+	undo := func() {
+		back()
+		err := store(func(info *Sandbox) {
+			info.Policy, info.Network, info.Internet, info.Grants = before.Policy, before.Network, before.Internet, before.Grants
+		})
+		if err != nil {
+			s.m.Log.Error("saving a sandbox failed", "sandbox", before.ID, "error", err)
+		}
+	}
+	if err := store(change); err != nil {
+		undo()
+		return nil, err
+	}
+	warnings, err = s.enforce(ctx)
+	// Without a link, what is attached later is so with this, and nothing passes until then.
+	if err == nil || berm.KindOf(err) == berm.Unavailable {
+		return warnings, nil
+	}
+	undo()
+	if _, again := s.enforce(ctx); again != nil && berm.KindOf(again) != berm.Unavailable {
+		s.m.Log.Error("putting a network policy back failed", "sandbox", before.ID, "error", again)
+	}
+	return nil, err
 }
 
 // enforce puts the policy and the grants of the session in force. The caller holds setting.
@@ -535,15 +607,15 @@ func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
 		}
 		return link.Set(ctx, s.order(&info))
 	}
+	select {
+	case o.changed <- struct{}{}: // there is a link more to look after, or one to try again
+	default:
+	}
 	door, err := s.openDoor(ctx, &info)
 	if err != nil {
 		return nil, err
 	}
 	defer door.Close()
-	select {
-	case o.changed <- struct{}{}: // there is a link more to look after
-	default:
-	}
 	return link.Door(ctx, s.order(&info), door)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -30,7 +31,10 @@ func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link, door *os.F
 }
 
 // broker is a service of credentials in memory as Broker.
-type broker struct{ *enginetest.Network }
+type broker struct {
+	*enginetest.Network
+	enginetest.Vault
+}
 
 func (b broker) Open(ctx context.Context, id berm.SandboxID, o Brokering, events func(egress.Event)) (Link, egress.Brokered, error) {
 	l, _, err := b.Attach(ctx, id, o.Door, nil, o.Policy, o.Open, events)
@@ -49,10 +53,19 @@ func (b broker) Bind(ctx context.Context, id berm.SandboxID, l Link, p egress.Po
 	return egress.Brokered{Authority: "authority of " + string(id)}, err
 }
 
+func (b broker) CheckFields(fields Fields) ([]string, error) { return b.Secrets(fields), nil }
+
+func (b broker) SetFields(_ context.Context, id berm.SandboxID, fields Fields) error {
+	b.Keep(id, fields)
+	return nil
+}
+
+func (b broker) Fields(_ context.Context, id berm.SandboxID) (Fields, error) { return b.Kept(id), nil }
+
 func newOnlineWorld(t *testing.T, public bool) (*world, *enginetest.Network) {
 	n := &enginetest.Network{}
 	w := newWorld(t, func(c *Config) {
-		c.Egress = Egress{Service: carrier{n}, Broker: broker{&enginetest.Network{}}, Public: public}
+		c.Egress = Egress{Service: carrier{n}, Broker: broker{&enginetest.Network{}, enginetest.NewVault()}, Public: public}
 	})
 	return w, n
 }
@@ -163,7 +176,6 @@ func TestSetPolicy(t *testing.T) {
 		t.Errorf("told of it: %+v", info)
 	}
 	wantKind(t, w.SetNetwork(ctx, s.ID, Network{DenyOut: []string{"a.name"}}, nil, tester), berm.Invalid)
-	wantKind(t, w.SetNetwork(ctx, s.ID, Network{Transforms: map[string][]policy.E2BTransform{"a.example": {{Headers: map[string]string{"a": "b"}}}}}, nil, tester), berm.Unsupported)
 	wantKind(t, w.SetNetwork(ctx, berm.NewSandboxID(), Network{}, nil, tester), berm.NotFound)
 
 	// What the service or the log refuses leaves the old one.
@@ -361,5 +373,80 @@ func TestInspection(t *testing.T) {
 	case <-l.Done():
 	case <-time.After(time.Second):
 		t.Error("the broker knows a dead sandbox")
+	}
+}
+
+// What requests get is stored without values, and ends with its secret and its sandbox.
+func TestGrants(t *testing.T) {
+	ctx := t.Context()
+	w, _ := newOnlineWorld(t, true)
+	b := w.Egress.Broker.(broker)
+	rules := func(value string) map[string][]policy.E2BTransform {
+		return map[string][]policy.E2BTransform{"A.example": {{Headers: map[string]string{"X-Key": value}}}}
+	}
+	good := []Credential{{Name: "api", Secret: "secret:sKey", Hosts: []string{"api.example"}}}
+	s := w.create(t, func(r *CreateRequest) { r.Network.Transforms, r.Credentials = rules("inline-value"), good })
+	row, err := w.db.Sandbox(ctx, s.ID)
+	if err != nil || strings.Contains(string(row.Record), "inline-value") || !strings.Contains(string(row.Record), "X-Key") {
+		t.Errorf("stored: %s, %v", row.Record, err)
+	}
+	if got := b.Kept(s.ID); got["a.example"]["X-Key"] != "inline-value" || b.Attached() != 1 {
+		t.Errorf("kept %v", got)
+	}
+	if all, err := w.Credentials(ctx, s.ID); err != nil || len(all) != 1 || all[0].Name != "api" {
+		t.Errorf("%v, %v", all, err)
+	}
+	// What is refused leaves what was.
+	for name, c := range map[string]Credential{
+		"no name": {Secret: "secret:s"}, "odd name": {Name: "A", Secret: "secret:s"}, "reserved": {Name: "e2b-1", Secret: "secret:s"},
+		"no secret": {Name: "a"}, "another source": {Name: "a", Secret: "env:HOME"}, "unknown secret": {Name: "a", Secret: "secret:none"},
+	} {
+		err := w.SetCredentials(ctx, s.ID, []Credential{c}, tester)
+		if wantKind(t, err, berm.Invalid); err == nil {
+			t.Error(name)
+		}
+	}
+	b.Fail(berm.Errorf(berm.Invalid, "no such header"))
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{Transforms: rules("other")}, nil, tester), berm.Invalid)
+	wantKind(t, w.SetCredentials(ctx, s.ID, []Credential{}, tester), berm.Invalid)
+	b.Fail(nil)
+	info, _ := w.Get(ctx, s.ID)
+	if got := b.Kept(s.ID); got["a.example"]["X-Key"] != "inline-value" || len(info.Grants.Credentials) != 1 || info.Policy.Revision != 1 {
+		t.Errorf("a change that failed left %v, %+v", got, info.Grants)
+	}
+	// An update replaces fields and leaves credentials.
+	if err := w.SetNetwork(ctx, s.ID, Network{Transforms: rules("${e2b.secrets.s2}")}, nil, tester); err != nil {
+		t.Fatal(err)
+	}
+	info, _ = w.Get(ctx, s.ID)
+	if !slices.Equal(info.Grants.FieldSecrets, []string{"s2"}) || len(info.Grants.Credentials) != 1 {
+		t.Errorf("%+v", info.Grants)
+	}
+	sets := b.Link(s.ID).Sets()
+	w.SecretChanged(ctx, "unused")
+	w.SecretChanged(ctx, "S2")
+	eventually(t, "the broker reads the secret anew", func() bool { return b.Link(s.ID).Sets() == sets+1 })
+	if err := w.SetNetwork(ctx, s.ID, Network{}, nil, tester); err != nil || b.Kept(s.ID) != nil {
+		t.Errorf("an empty update left %v, %v", b.Kept(s.ID), err)
+	}
+	if err := w.SetNetwork(ctx, s.ID, Network{Transforms: rules("last")}, nil, tester); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Kill(ctx, s.ID, tester); err != nil || b.Kept(s.ID) != nil {
+		t.Errorf("the end of the sandbox left %v, %v", b.Kept(s.ID), err)
+	}
+	// What an earlier server left is forgotten.
+	b.Keep("i0gone", map[string]map[string]string{"a": {"b": "c"}})
+	w.Close()
+	w.start(t, func(c *Config) { c.Egress = w.Egress })
+	if ids, _ := b.Fielded(ctx); len(ids) != 0 {
+		t.Errorf("%v are kept", ids)
+	}
+	w.audit.mu.Lock()
+	defer w.audit.mu.Unlock()
+	for _, r := range w.audit.all {
+		if text, _ := json.Marshal(r); strings.Contains(string(text), "inline-value") {
+			t.Errorf("a value in a record: %s", text)
+		}
 	}
 }

@@ -60,26 +60,27 @@ type Network struct {
 	HTTPSPorts []uint16 `json:"httpsPorts,omitempty"` // ports that speak TLS inside
 	AllowOut   []string `json:"allowOut,omitempty"`
 	DenyOut    []string `json:"denyOut,omitempty"`
-	// Transforms are headers for requests to names. They cannot be honoured yet.
+	// Transforms are headers for requests to names. They may be secret: the Broker keeps them.
 	Transforms map[string][]policy.E2BTransform `json:"-"`
 }
 
 // CreateRequest is what a client may choose about a new sandbox.
 type CreateRequest struct {
-	Template   string
-	Timeout    time.Duration
-	Level      berm.Level  // "" is the server's default
-	Limits     berm.Limits // zero fields take the template's
-	Secure     bool        // the guest agent asks for a token
-	OnDeadline berm.OnDeadline
-	AutoResume bool
-	Internet   *bool
-	Network    Network
-	Env        map[string]string
-	Metadata   map[string]string
-	MCP        json.RawMessage
-	Actor      audit.Actor
-	Request    Request // zero makes a sandbox for every call
+	Template    string
+	Timeout     time.Duration
+	Level       berm.Level  // "" is the server's default
+	Limits      berm.Limits // zero fields take the template's
+	Secure      bool        // the guest agent asks for a token
+	OnDeadline  berm.OnDeadline
+	AutoResume  bool
+	Internet    *bool
+	Network     Network
+	Credentials []Credential
+	Env         map[string]string
+	Metadata    map[string]string
+	MCP         json.RawMessage
+	Actor       audit.Actor
+	Request     Request // zero makes a sandbox for every call
 }
 
 // Bounds on what one request may carry.

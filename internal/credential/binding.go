@@ -195,7 +195,7 @@ func Normal(bindings []Binding) ([]Binding, error) {
 }
 
 // constant says that nothing of the binding is secret.
-func (b Binding) constant() bool { return b.Value != "" && len(references(b.Value)) == 0 }
+func (b Binding) constant() bool { return b.Value != "" && len(References(b.Value)) == 0 }
 
 func (b Binding) checkName() error {
 	switch b.Kind {

@@ -228,7 +228,7 @@ func (l *live) resolve(ctx context.Context, sources Sources) error {
 		return l.look(value)
 	}
 	var values []string
-	for _, name := range references(l.Value) {
+	for _, name := range References(l.Value) {
 		value, err := sources.Value(ctx, "secret:"+name)
 		if err != nil {
 			return err

@@ -75,8 +75,8 @@ func isSecretName(name string) bool {
 	return name != "" && len(name) <= 128 && strings.Trim(name, base62+"_-") == ""
 }
 
-// references returns the names of the secrets in a value.
-func references(value string) (names []string) {
+// References returns the names of the secrets in a value of E2B's form, in lower case.
+func References(value string) (names []string) {
 	for {
 		_, rest, ok := strings.Cut(value, secretOpen)
 		if !ok {

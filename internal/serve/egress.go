@@ -7,6 +7,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/upstream"
@@ -36,7 +37,7 @@ func (c *Config) checkEgress() error {
 }
 
 // egress is how sandboxes reach networks on this host, and what ends it.
-func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
+func (c *Config) egress(probes []berm.Probe, secrets *vault.Vault) (control.Egress, func()) {
 	e := control.Egress{Public: c.DefaultEgress == EgressPublic, Open: c.Open, Upstream: c.upstream, Missing: "no isolation level can be had here"}
 	for _, p := range probes {
 		if !p.Usable {
@@ -67,7 +68,7 @@ func (c *Config) egress(probes []berm.Probe) (control.Egress, func()) {
 			brokers.Ended = func(err error) {
 				c.Log.Error("the service of credentials was lost", "error", err, "hint", berm.HintOf(err))
 			}
-			e.Service, e.Broker, e.Missing = carrier{service}, broker{brokers}, ""
+			e.Service, e.Broker, e.Missing = carrier{service}, broker{brokers, secrets}, ""
 			return e, func() {
 				service.Close()
 				brokers.Close()
@@ -87,19 +88,4 @@ func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link, door *os.F
 		return nil, nil, err
 	}
 	return l, warnings, nil
-}
-
-// broker is the service of credentials as control knows it.
-type broker struct{ *egress.Service }
-
-func (b broker) Open(ctx context.Context, id berm.SandboxID, o control.Brokering, events func(egress.Event)) (control.Link, egress.Brokered, error) {
-	l, got, err := b.Broker(ctx, id, egress.Bindings{Policy: o.Policy, Open: o.Open, Door: o.Door, Kept: o.Kept}, events)
-	if err != nil {
-		return nil, egress.Brokered{}, err
-	}
-	return l, got, nil
-}
-
-func (b broker) Bind(ctx context.Context, id berm.SandboxID, link control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
-	return link.(*egress.Link).Bind(ctx, p, nil)
 }

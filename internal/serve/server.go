@@ -24,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/network/egress"
@@ -115,6 +116,11 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
+	secrets, err := vault.Open(ctx, filepath.Join(c.Data, "secrets"))
+	if err != nil {
+		return err
+	}
+	cu.Add(func() { c.closed("secrets", secrets.Close()) })
 	drivers, err := c.Drivers()
 	if err != nil {
 		return err
@@ -146,7 +152,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	cu.Add(func() { _ = listener.Close() }) // the HTTP server has closed it already
 
-	egress, stopEgress := c.egress(engine.Probe(ctx))
+	egress, stopEgress := c.egress(engine.Probe(ctx), secrets)
 	cu.Add(stopEgress)
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Log: c.Log, Seed: seed,
@@ -162,7 +168,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 
 	port := listener.Addr().(*net.TCPAddr).Port
-	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Domain: withPort(c.Domain, port), Audit: records, Log: c.Log})
+	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Log: c.Log}), certificates)
 
 	served := make(chan error, 2)

@@ -68,6 +68,7 @@ type world struct {
 	Seen  map[string]int // connections by the address that they were for
 	Open  map[string]int // those that are open
 	Asked map[string]int // names that were resolved
+	Bare  int            // requests for /hash without the field in question
 }
 
 func (w *world) serve(l net.Listener, handle func(net.Conn)) {
@@ -154,6 +155,11 @@ func internet() {
 		}
 		switch r.URL.Path {
 		case "/hash": // what came in a field, without telling it
+			if r.Header.Get(r.URL.Query().Get("field")) == "" {
+				w.mu.Lock()
+				w.Bare++
+				w.mu.Unlock()
+			}
 			body = fmt.Sprintf("%x", sha256.Sum256([]byte(r.Header.Get(r.URL.Query().Get("field")))))
 		case "/via": // the proxies that it came through
 			body = proxies[0].Via(c.RemoteAddr().String()) + "+" + proxies[1].Via(c.RemoteAddr().String())

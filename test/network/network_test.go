@@ -293,7 +293,7 @@ func TestChanges(t *testing.T) {
 	// What is refused changes nothing.
 	var status *harness.StatusError
 	for body, want := range map[string]int{
-		`{"denyOut":["www.example.com"]}`: 400, `{"allowOut":["www.example.com"]}`: 400, `{"rules":{"www.example.com":[{"transform":{"headers":{"A":"b"}}}]}}`: 501,
+		`{"denyOut":["www.example.com"]}`: 400, `{"allowOut":["www.example.com"]}`: 400, `{"rules":{"www.example.com":[{"transform":{"headers":{"A\\n":"b"}}}]}}`: 400,
 		`{"egressProxy":{"address":"192.0.2.1:1080"}}`: 501,
 	} {
 		err := s.Call(ctx, "PUT", "/sandboxes/"+sandbox.ID+"/network", rawJSON(body), nil)

@@ -14,6 +14,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -23,11 +24,21 @@ type Keys interface {
 	Authenticate(ctx context.Context, secret string) (store.Key, error)
 }
 
+// Secrets keeps secrets; see vault.Vault.
+type Secrets interface {
+	Create(ctx context.Context, name string, value []byte, metadata map[string]string) (vault.Secret, error)
+	Update(ctx context.Context, idOrName string, value []byte, metadata map[string]string) (vault.Secret, error)
+	Delete(ctx context.Context, idOrName string) error
+	Get(ctx context.Context, idOrName string) (vault.Secret, error)
+	List(ctx context.Context, after string, limit int) ([]vault.Secret, error)
+}
+
 // Config is what an API is made of.
 type Config struct {
 	Sessions  *control.Manager
 	Templates control.Templates
 	Keys      Keys
+	Secrets   Secrets
 	// Domain is what clients form host names of sandboxes under, with the port unless
 	// it is 443; "" lets each client use its own.
 	Domain string
@@ -80,6 +91,12 @@ var routes = []route{
 	{method: "GET", path: "/sandboxes/{sandboxID}/logs", handle: ofSandbox((*API).logs)},
 	{method: "GET", path: "/v2/sandboxes/{sandboxID}/logs", handle: ofSandbox((*API).logsV2)},
 
+	{method: "GET", path: "/secrets", handle: (*API).secrets},
+	{method: "POST", path: "/secrets", handle: (*API).createSecret},
+	{method: "GET", path: "/secrets/{secretID}", handle: (*API).secret},
+	{method: "POST", path: "/secrets/{secretID}", handle: (*API).updateSecret},
+	{method: "DELETE", path: "/secrets/{secretID}", handle: (*API).deleteSecret},
+
 	{method: "GET", path: "/templates", handle: (*API).templates},
 	{method: "GET", path: "/default-templates", handle: (*API).templates},
 	{method: "GET", path: "/v2/templates", handle: (*API).templatesV2},
@@ -92,6 +109,8 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).networkPolicy)},
 	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).setNetworkPolicy)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/check", handle: ofSandbox((*API).checkNetwork)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).credentials)},
+	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).setCredentials)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/log", handle: ofSandbox((*API).networkLog)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},
@@ -122,11 +141,6 @@ var routes = []route{
 	{method: "POST", path: "/volumes", lacking: "volumes"},
 	{method: "GET", path: "/volumes/{volumeID}", lacking: "volumes"},
 	{method: "DELETE", path: "/volumes/{volumeID}", lacking: "volumes"},
-	{method: "GET", path: "/secrets", lacking: "secrets"},
-	{method: "POST", path: "/secrets", lacking: "secrets"},
-	{method: "GET", path: "/secrets/{secretID}", lacking: "secrets"},
-	{method: "POST", path: "/secrets/{secretID}", lacking: "secrets"},
-	{method: "DELETE", path: "/secrets/{secretID}", lacking: "secrets"},
 	{method: "GET", path: "/api-keys", lacking: "managing keys by API"},
 	{method: "POST", path: "/api-keys", lacking: "managing keys by API"},
 	{method: "PATCH", path: "/api-keys/{keyID}", lacking: "managing keys by API"},

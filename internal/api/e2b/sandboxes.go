@@ -32,8 +32,9 @@ type newSandbox struct {
 	MCP             json.RawMessage             `json:"mcp"`
 	IAM             *map[string]json.RawMessage `json:"iam"`
 	Berm            *struct {
-		Level  berm.Level  `json:"level"`
-		Limits berm.Limits `json:"limits"`
+		Level       berm.Level           `json:"level"`
+		Limits      berm.Limits          `json:"limits"`
+		Credentials []control.Credential `json:"credentials"`
 	} `json:"berm"`
 }
 
@@ -187,7 +188,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 		request.MCP = in.MCP
 	}
 	if in.Berm != nil {
-		request.Level, request.Limits = in.Berm.Level, in.Berm.Limits
+		request.Level, request.Limits, request.Credentials = in.Berm.Level, in.Berm.Limits, in.Berm.Credentials
 	}
 	s, err := a.Sessions.Create(r.Context(), request)
 	if errors.Is(err, control.ErrRequestDiffers) {

@@ -75,6 +75,7 @@ type Link struct {
 
 	network *Network
 	policy  egress.Policy
+	sets    int
 	ended   sync.Once
 	done    chan struct{}
 }
@@ -94,7 +95,15 @@ func (l *Link) Set(_ context.Context, p egress.Policy) ([]string, error) {
 		return nil, l.network.fail
 	}
 	l.policy = p
+	l.sets++
 	return []string{"a warning"}, nil
+}
+
+// Sets is how often the policy was replaced.
+func (l *Link) Sets() int {
+	l.network.mu.Lock()
+	defer l.network.mu.Unlock()
+	return l.sets
 }
 
 // Door replaces the policy.

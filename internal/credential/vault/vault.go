@@ -63,6 +63,12 @@ CREATE TABLE secrets (
 	key      TEXT NOT NULL,   -- id of the key that the value is encrypted with
 	value    BLOB NOT NULL    -- nonce and ciphertext, of the present version alone
 );
+`, `
+CREATE TABLE notes (
+	id    TEXT PRIMARY KEY,
+	key   TEXT NOT NULL, -- id of the key that the value is encrypted with
+	value BLOB NOT NULL  -- nonce and ciphertext
+);
 `}
 
 // Open opens the vault in dir, makes it when it is missing, and holds it until Close. The key is in the file
@@ -147,8 +153,12 @@ func (v *Vault) migrate(ctx context.Context) error {
 	})
 }
 
-func (v *Vault) usedKeys(ctx context.Context) (ids []string, err error) {
-	rows, err := v.db.QueryContext(ctx, "SELECT DISTINCT key FROM secrets")
+func (v *Vault) usedKeys(ctx context.Context) ([]string, error) {
+	return v.ids(ctx, "SELECT key FROM secrets UNION SELECT key FROM notes")
+}
+
+func (v *Vault) ids(ctx context.Context, query string) (ids []string, err error) {
+	rows, err := v.db.QueryContext(ctx, query)
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "secrets: %w", err)
 	}
@@ -313,39 +323,10 @@ func (v *Vault) Rotate(ctx context.Context) error {
 		return err
 	}
 	err := v.tx(ctx, func(tx *sql.Tx) error {
-		rows, err := tx.QueryContext(ctx, "SELECT id, version, key, value FROM secrets")
-		if err != nil {
-			return err
-		}
-		type row struct {
-			id, key string
-			version int64
-			value   []byte
-		}
-		var all []row
-		for rows.Next() {
-			var r row
-			err = errors.Join(err, rows.Scan(&r.id, &r.version, &r.key, &r.value))
-			all = append(all, r)
-		}
-		if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
-			return err
-		}
-		for _, r := range all {
-			value, err := v.keys.open(r.id, r.version, r.key, r.value)
-			if err != nil {
-				return err
-			}
-			key, sealed, err := v.keys.seal(r.id, r.version, value)
-			clear(value)
-			if err != nil {
-				return err
-			}
-			if _, err := tx.ExecContext(ctx, "UPDATE secrets SET key = ?, value = ? WHERE id = ?", key, sealed, r.id); err != nil {
-				return err
-			}
-		}
-		return nil
+		return errors.Join(
+			v.reseal(ctx, tx, "SELECT id, version, key, value FROM secrets", "UPDATE secrets SET key = ?, value = ? WHERE id = ?"),
+			v.reseal(ctx, tx, "SELECT id, 0, key, value FROM notes", "UPDATE notes SET key = ?, value = ? WHERE id = ?"),
+		)
 	})
 	if err != nil {
 		return err
@@ -355,6 +336,87 @@ func (v *Vault) Rotate(ctx context.Context) error {
 		return berm.Errorf(berm.Internal, "secrets: %w", err)
 	}
 	return v.keys.forget()
+}
+
+// reseal encrypts the values of a table with the last key.
+func (v *Vault) reseal(ctx context.Context, tx *sql.Tx, read, write string) error {
+	rows, err := tx.QueryContext(ctx, read)
+	if err != nil {
+		return err
+	}
+	type row struct {
+		id, key string
+		version int64
+		value   []byte
+	}
+	var all []row
+	for rows.Next() {
+		var r row
+		err = errors.Join(err, rows.Scan(&r.id, &r.version, &r.key, &r.value))
+		all = append(all, r)
+	}
+	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
+		return err
+	}
+	for _, r := range all {
+		value, err := v.keys.open(r.id, r.version, r.key, r.value)
+		if err != nil {
+			return err
+		}
+		key, sealed, err := v.keys.seal(r.id, r.version, value)
+		clear(value)
+		if err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, write, key, sealed, r.id); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// SetNote keeps something that is as secret as a secret and has no name, in the place of what
+// has that id; nothing of it is kept when value is empty. An id is none of a secret's.
+func (v *Vault) SetNote(ctx context.Context, id string, value []byte) error {
+	if strings.HasPrefix(id, idPrefix) {
+		return berm.Errorf(berm.Invalid, "%q is the id of a secret", id)
+	}
+	if len(value) == 0 {
+		return v.tx(ctx, func(tx *sql.Tx) error {
+			_, err := tx.ExecContext(ctx, "DELETE FROM notes WHERE id = ?", id)
+			return err
+		})
+	}
+	key, sealed, err := v.keys.seal(id, 0, value)
+	if err != nil {
+		return err
+	}
+	return v.tx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, "INSERT INTO notes (id, key, value) VALUES (?, ?, ?) ON CONFLICT (id) DO UPDATE SET key = excluded.key, value = excluded.value", id, key, sealed)
+		return err
+	})
+}
+
+// Note returns what SetNote kept, nil for nothing; the caller wipes it.
+func (v *Vault) Note(ctx context.Context, id string) ([]byte, error) {
+	var key string
+	var sealed []byte
+	err := v.tx(ctx, func(tx *sql.Tx) error {
+		err := tx.QueryRowContext(ctx, "SELECT key, value FROM notes WHERE id = ?", id).Scan(&key, &sealed)
+		if errors.Is(err, sql.ErrNoRows) {
+			return nil
+		}
+		return err
+	})
+	if err != nil || sealed == nil {
+		return nil, err
+	}
+	return v.keys.open(id, 0, key, sealed)
+}
+
+// Notes are the ids of all that SetNote kept.
+func (v *Vault) Notes(ctx context.Context) (ids []string, err error) {
+	return v.ids(ctx, "SELECT id FROM notes")
 }
 
 const columns = "id, name, version, metadata, created, updated"

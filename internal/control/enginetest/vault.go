@@ -1,0 +1,68 @@
+package enginetest
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// Vault is what a service of credentials keeps, in memory. Its secrets are those whose names
+// begin with "s".
+type Vault struct{ *fields }
+
+type fields struct {
+	mu  sync.Mutex
+	all map[berm.SandboxID]map[string]map[string]string
+}
+
+// NewVault makes an empty one.
+func NewVault() Vault { return Vault{&fields{all: map[berm.SandboxID]map[string]map[string]string{}}} }
+
+// Keep keeps fields of a sandbox, or forgets them.
+func (v Vault) Keep(id berm.SandboxID, of map[string]map[string]string) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if len(of) == 0 {
+		delete(v.all, id)
+	} else {
+		v.all[id] = of
+	}
+}
+
+// Kept returns them.
+func (v Vault) Kept(id berm.SandboxID) map[string]map[string]string {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.all[id]
+}
+
+// Fielded are the sandboxes of which there are some.
+func (v Vault) Fielded(context.Context) ([]berm.SandboxID, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return slices.Collect(maps.Keys(v.all)), nil
+}
+
+// CheckSecret says whether there is a secret.
+func (v Vault) CheckSecret(_ context.Context, name string) error {
+	if !strings.HasPrefix(name, "s") {
+		return berm.Errorf(berm.NotFound, "there is no secret %q", name)
+	}
+	return nil
+}
+
+// Secrets are the references in fields, each of which is a whole value.
+func (v Vault) Secrets(of map[string]map[string]string) (names []string) {
+	for _, values := range of {
+		for _, value := range values {
+			if name, ok := strings.CutPrefix(value, "${e2b.secrets."); ok {
+				names = append(names, strings.TrimSuffix(name, "}"))
+			}
+		}
+	}
+	return names
+}

@@ -1,0 +1,180 @@
+package network
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm/test/harness"
+)
+
+// The canaries: one that is stored, and one that stands in a rule itself.
+const (
+	stored = "CANARY-stored-secret-0123456789"
+	inline = "CANARY-inline-header-0123456789"
+)
+
+// hashed is what the internet answers to /hash when the field had that value.
+func hashed(value string) string { return fmt.Sprintf("%x", sha256.Sum256([]byte(value))) }
+
+func setSecret(t *testing.T, ctx context.Context, s *harness.Server, name, value string) {
+	t.Helper()
+	var status *harness.StatusError
+	err := s.Call(ctx, "POST", "/secrets", object{"name": name, "value": value}, nil)
+	if errors.As(err, &status) && status.Status == 409 {
+		err = s.Call(ctx, "POST", "/secrets/"+name, object{"value": value}, nil)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// answers waits until a request is answered as wanted.
+func answers(t *testing.T, ctx context.Context, s *harness.Server, sandbox *harness.Sandbox, limit time.Duration, curl, want string) {
+	t.Helper()
+	var got string
+	for end := time.Now().Add(limit); ; {
+		if got = get(t, ctx, sandbox, curl)[0]; strings.Contains(got, want) {
+			return
+		}
+		if time.Now().After(end) {
+			t.Errorf("%s: %q, want %q\n%s", curl, got, want, s.Log())
+			return
+		}
+	}
+}
+
+const hash = "'https://www.example.com/hash?field=Authorization'"
+
+// Requests of a server's sandbox get secrets that nothing inside and nothing around it holds.
+func TestCredentials(t *testing.T) {
+	ctx, s := startTrusting(t)
+	setSecret(t, ctx, s, "Token", stored)
+	credentials := []object{{"name": "api", "secret": "secret:token", "hosts": []string{"www.example.com"}, "env": "API_TOKEN"}}
+	sandbox := create(t, ctx, s, object{"berm": object{"credentials": credentials}, "network": object{
+		"rules": object{"files.example.com": []object{{"transform": object{"headers": object{"X-Inline": inline, "X-Both": "a ${e2b.secrets.TOKEN} b"}}}}},
+	}})
+	got := get(t, ctx, sandbox, hash, "https://www.example.com/echo", "'https://files.example.com/hash?field=X-Both'", "'https://files.example.com/hash?field=X-Inline'",
+		"'http://files.example.com/hash?field=X-Both'", "'https://www.example.com/hash?field=X-Both'", "'http://www.example.com/hash?field=Authorization'",
+		"-H \"X-Key: $API_TOKEN\" https://www.example.com/", "-k https://1.1.1.1/hash?field=Authorization")
+	for i, want := range []string{
+		hashed("Bearer " + stored), "Bearer " + strings.Repeat("*", len(stored)), hashed("a " + stored + " b"), hashed(inline),
+		hashed(""), hashed(""), hashed(""), `"credential_misuse"`, hashed(""),
+	} {
+		if !strings.Contains(got[i], want) {
+			t.Errorf("request %d: %q, want %q", i, got[i], want)
+		}
+	}
+	leaks := func(when string) {
+		t.Helper()
+		out := run(t, ctx, sandbox, "cat /proc/[0-9]*/environ 2>/dev/null | tr '\\0' '\\n'; sudo find / -xdev -type f -size -100k -newermt -1hour -exec cat {} + 2>/dev/null")
+		places := map[string][]byte{"inside": []byte(out.Stdout), "the server's log": []byte(s.Log())}
+		for _, p := range []struct{ name, command string }{{"egressd", "berm\x00egressd"}, {"a monitor", "berm-monitor"}, {"init", "berm-init"}, {"the agent", "berm-guest"}} {
+			for _, pid := range harness.Processes(p.command) {
+				for _, canary := range []string{stored, inline} {
+					if holds(t, pid, canary) {
+						t.Errorf("%s: the memory of %s has %q", when, p.name, canary)
+					}
+				}
+			}
+		}
+		err := filepath.WalkDir(s.Data, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				places[path], err = os.ReadFile(path)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for where, text := range places {
+			for _, canary := range []string{stored, inline} {
+				if bytes.Contains(text, []byte(canary)) {
+					t.Errorf("%s: %s has %q", when, where, canary)
+				}
+			}
+		}
+	}
+	leaks("at first")
+	if !holds(t, broker(t), stored) {
+		t.Error("the memory of the service of credentials does not show its secret: the search finds nothing")
+	}
+
+	// Nothing goes out without what it is to have, whatever dies.
+	token := strings.TrimSpace(run(t, ctx, sandbox, "echo $API_TOKEN").Stdout)
+	for name, kill := range map[string]func(){
+		"the network service":        func() { _ = syscall.Kill(service(t), syscall.SIGKILL) },
+		"the service of credentials": func() { _ = syscall.Kill(broker(t), syscall.SIGKILL) },
+		"the server": func() {
+			s.Crash()
+			if err := s.Restart(ctx); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		before, since := look(t).Bare, time.Now()
+		kill()
+		answers(t, ctx, s, sandbox, 15*time.Second, hash, hashed("Bearer "+stored))
+		t.Logf("after the death of %s: %s", name, time.Since(since).Round(time.Millisecond))
+		answers(t, ctx, s, sandbox, 5*time.Second, "'https://files.example.com/hash?field=X-Both'", hashed("a "+stored+" b"))
+		if after := look(t).Bare; after != before {
+			t.Errorf("after the death of %s %d requests came without their credential", name, after-before)
+		}
+		if again := strings.TrimSpace(run(t, ctx, sandbox, "echo $API_TOKEN").Stdout); again != token || token == "" {
+			t.Errorf("after the death of %s the placeholder is %q, was %q", name, again, token)
+		}
+	}
+	leaks("after the deaths")
+
+	// A secret changes and ends for the sandboxes that use it.
+	setSecret(t, ctx, s, "token", stored+"-2")
+	answers(t, ctx, s, sandbox, time.Second, hash, hashed("Bearer "+stored+"-2"))
+	if err := s.Call(ctx, "DELETE", "/secrets/TOKEN", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, ctx, s, sandbox, time.Second, hash, `"credential_revoked"`)
+	setSecret(t, ctx, s, "token", stored)
+	answers(t, ctx, s, sandbox, time.Second, hash, hashed("Bearer "+stored))
+
+	// So do credentials, and fields by an update of the network.
+	if err := s.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/credentials", object{"credentials": []object{}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, ctx, s, sandbox, time.Second, "-k "+hash, hashed(""))
+	if err := s.Call(ctx, "PUT", "/sandboxes/"+sandbox.ID+"/network", object{"rules": object{"*.example.com": []object{{"transform": object{"headers": object{"Authorization": "Basic ${e2b.secrets.token}"}}}}}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, ctx, s, sandbox, time.Second, hash, hashed("Basic "+stored))
+	answers(t, ctx, s, sandbox, time.Second, "'https://files.example.com/hash?field=X-Both'", hashed(""))
+	if err := s.Call(ctx, "PUT", "/sandboxes/"+sandbox.ID+"/network", object{}, nil); err != nil {
+		t.Fatal(err)
+	}
+
+	// The end of a sandbox is the end of its rights: a connection that is open is cut.
+	if err := s.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/credentials", object{"credentials": credentials}, nil); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, ctx, s, sandbox, time.Second, hash, hashed("Bearer "+stored))
+	if err := sandbox.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	closed(t, time.Second, site)
+}
+
+func holds(t *testing.T, pid int, text string) bool {
+	t.Helper()
+	has, err := harness.Holds(pid, text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return has
+}
