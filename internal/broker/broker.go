@@ -285,6 +285,9 @@ func (x *sandbox) change(o egress.Order) (answer egress.Answer, err error) {
 	if o.Reply != nil {
 		return egress.Answer{Done: true}, x.answers.Give(*o.Reply, true)
 	}
+	if len(o.Mask) > 0 {
+		return egress.Answer{Done: true, Masked: x.credentials.Mask(o.Mask)}, nil
+	}
 	var door *os.File
 	if o.Door {
 		if door = x.wire.File(); door == nil {
@@ -506,6 +509,10 @@ func (x *sandbox) report(e credential.Event) error {
 	return x.tell(event)
 }
 
+// tell tells the owner of an event, without secrets that the sandbox has put into it.
 func (x *sandbox) tell(e egress.Event) error {
+	for _, text := range []*string{&e.Name, &e.Method, &e.Path, &e.Detail} {
+		*text = string(x.credentials.Mask([]byte(*text)))
+	}
 	return x.wire.Send(egress.Answer{Event: &e})
 }

@@ -212,6 +212,24 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// A text is masked in whatever form it holds a secret, before and after the end of its rights.
+func TestMask(t *testing.T) {
+	s := newRig().open(t, bearer)
+	texts := []string{tokenSecret, url.QueryEscape(tokenSecret), base64.StdEncoding.EncodeToString([]byte("xy" + tokenSecret)), `\u0043` + tokenSecret[1:], fmt.Sprintf("%x", tokenSecret)}
+	for range 2 {
+		for _, text := range texts {
+			masked := string(s.Mask([]byte(`{"a":"` + text + `"}`)))
+			if len(masked) != len(text)+8 || !strings.HasPrefix(masked, `{"a":"`) || !strings.HasSuffix(masked, `"}`) || strings.Count(masked, "*") < len(tokenSecret) {
+				t.Errorf("%s: %s", text, masked)
+			}
+		}
+		s.Close()
+	}
+	if text := string(s.Mask([]byte("nothing"))); text != "nothing" {
+		t.Error(text)
+	}
+}
+
 func TestSwap(t *testing.T) {
 	for _, c := range []struct {
 		name    string

@@ -53,6 +53,8 @@ type Set struct {
 
 	mu    sync.Mutex // of changes
 	state atomic.Pointer[state]
+	// masks outlives the rights: what happened is told after their end too.
+	masks atomic.Pointer[matcher]
 }
 
 // state is what Attach judges by. It is never changed.
@@ -148,6 +150,7 @@ func (s *Set) Update(ctx context.Context, revision uint64, bindings []Binding) e
 	}
 	next.requests, next.leaks, next.replies = newMatcher(slices.Concat(requests, leaks)), newMatcher(leaks), newMatcher(replies)
 	s.broker.issue(s.sandbox, next.bindings, old.bindings)
+	s.masks.Store(next.leaks)
 	s.state.Store(next)
 	for _, b := range next.bindings {
 		if before[b.ID] == b {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -136,6 +137,11 @@ func (t *Task) withhold(r *Request, env map[string]string, credentials []egress.
 	for _, e := range t.Rights.Env {
 		name, _, _ := strings.Cut(e, "=")
 		asked[name] = true
+	}
+	for _, c := range credentials {
+		if slices.ContainsFunc(r.Argv, func(arg string) bool { return strings.Contains(arg, string(c.Value)) }) {
+			t.Notice("the command's arguments hold the secret of the credential " + c.Name + ", so that the sandbox has it")
+		}
 	}
 	var kept []string
 	for _, e := range r.Env {

@@ -2,6 +2,7 @@ package local
 
 import (
 	"context"
+	"encoding/json"
 	"net"
 	"os"
 	"path/filepath"
@@ -139,6 +140,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	result, err := do(ctx, t, r)
 	o.finish()
 	if broker != nil {
+		o.mask(broker)
 		finish(broker.Link)
 	}
 	select {
@@ -175,7 +177,11 @@ func (r *Request) trust(t *egress.Trust, programs *root.Root) (forget func(), er
 	if err != nil {
 		return nil, err
 	}
-	dir, err := os.MkdirTemp(state, "trust-")
+	err = os.MkdirAll(state, 0o700)
+	var dir string
+	if err == nil {
+		dir, err = os.MkdirTemp(state, "trust-")
+	}
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "make a directory for certificates: %w", err)
 	}
@@ -224,6 +230,40 @@ func (o *online) finish() {
 	}
 	o.cancel(nil) // what ends from now on was to end
 	finish(link)
+}
+
+// mask takes out of what is recorded and told so far what the broker alone knows as secrets.
+func (o *online) mask(broker *broker) {
+	ctx, stop := context.WithTimeout(context.WithoutCancel(o.ctx), 5*time.Second)
+	defer stop()
+	mask := func(text []byte) ([]byte, error) { return broker.Mask(ctx, text) }
+	o.journal.mask(mask)
+	for _, list := range []*[]egress.Event{&o.denied, &o.unreached} {
+		o.mu.Lock()
+		told := *list
+		*list = nil
+		o.mu.Unlock()
+		text, err := json.Marshal(told)
+		if err == nil {
+			text, err = mask(text)
+		}
+		var masked []egress.Event
+		if err == nil {
+			err = json.Unmarshal(text, &masked)
+		}
+		if err != nil {
+			// That something was denied is told all the same, with the names of the policy.
+			for i := range told {
+				if told[i].Path, told[i].Detail = "", ""; told[i].Kind == "dns" {
+					told[i].Name = ""
+				}
+			}
+			masked = told
+		}
+		o.mu.Lock()
+		*list = append(masked, *list...)
+		o.mu.Unlock()
+	}
 }
 
 func finish(link *egress.Link) {

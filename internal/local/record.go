@@ -1,6 +1,8 @@
 package local
 
 import (
+	"encoding/json"
+	"errors"
 	"os/user"
 	"path/filepath"
 	"slices"
@@ -23,7 +25,9 @@ type records struct {
 	begun   chan error
 
 	mu   sync.Mutex
-	more []audit.Record // of the network, for the end
+	more []audit.Record // for the end
+	// looked says that they were looked through for secrets.
+	looked bool
 }
 
 // maxRecords bounds what waits for the end of a run.
@@ -37,6 +41,60 @@ func (j *records) add(r audit.Record) {
 		j.more = append(j.more, r)
 	}
 }
+
+// withheld is in the place of what could not be looked through for secrets.
+var withheld = map[string]string{"withheld": "the service of credentials was not there to look it through for secrets"}
+
+// maskedAtOnce is about how many bytes of records are looked through at once.
+const maskedAtOnce = 512 << 10
+
+// mask has the secrets of the run's credentials masked in what was recorded so far. What comes
+// later is the service's own, which masks it.
+func (j *records) mask(mask func(text []byte) ([]byte, error)) {
+	j.mu.Lock()
+	records := j.more
+	j.more, j.looked = nil, true
+	j.mu.Unlock() // who masks may have something to tell
+	defer func() {
+		j.mu.Lock()
+		defer j.mu.Unlock()
+		j.more = append(records, j.more...)
+	}()
+	var batch []byte
+	var ends []int // in batch, of the records before from
+	from := 0
+	flush := func() {
+		masked, err := mask(batch)
+		if err == nil && len(masked) != len(batch) {
+			err = errLength
+		}
+		at := 0
+		for i, end := range ends {
+			records[from+i].Data = withheld
+			if err == nil {
+				records[from+i].Data = json.RawMessage(masked[at:end])
+			}
+			at = end
+		}
+		from, batch, ends = from+len(ends), nil, nil
+	}
+	for i := range records {
+		text, err := json.Marshal(records[i].Data)
+		if err != nil {
+			text = []byte("null")
+		}
+		batch = append(batch, text...)
+		if ends = append(ends, len(batch)); len(batch) >= maskedAtOnce {
+			flush()
+		}
+	}
+	flush()
+}
+
+var errLength = errors.New("what was masked has another length")
+
+// hasSecrets says whether somebody knows secrets that must not be recorded.
+func (j *records) hasSecrets() bool { return j.request.Network && len(j.request.Grant.Credentials) > 0 }
 
 // begin records what is about to run, while the sandbox is made.
 func begin(t *Task, r *Request) *records {
@@ -72,9 +130,14 @@ func begin(t *Task, r *Request) *records {
 			data["credentials"] = credentials
 		}
 	}
-	go func() {
-		j.begun <- audit.Append(j.path, j.record(audit.SandboxCreate, audit.OK, "", data))
-	}()
+	first := j.record(audit.SandboxCreate, audit.OK, "", data)
+	if j.hasSecrets() {
+		// Arguments may hold one. Nobody can tell before the service of credentials is there.
+		j.more = []audit.Record{first}
+		j.begun <- nil
+		return j
+	}
+	go func() { j.begun <- audit.Append(j.path, first) }()
 	return j
 }
 
@@ -89,6 +152,11 @@ func (j *records) end(result Result, err error) {
 			exit = j.record(audit.SandboxExit, audit.Failed, err.Error(), map[string]any{"kind": berm.KindOf(err).String()})
 		}
 		j.mu.Lock()
+		for i := range j.more {
+			if j.hasSecrets() && !j.looked {
+				j.more[i].Data = withheld
+			}
+		}
 		failed = audit.Append(j.path, append(j.more, exit)...)
 		j.mu.Unlock()
 	}

@@ -81,6 +81,26 @@ true`,
 	})
 }
 
+// What is inside all the same, because it was given there, is in no record and no message.
+func TestCredentialInRecords(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		r := p.sh("curl -sSk https://api.example/"+secret+"; curl -sS http://other.example/path/"+secret+"; curl -s http://"+secret+".other.example/; true",
+			"--json", "--allow", "api.example", "--allow", "other.example", "--open", opened, "--cred", bound)
+		r.says("the command's arguments hold the secret of the credential api")
+		record := p.read(".local/state/berm/audit/log.jsonl")
+		masked := strings.Repeat("*", len(secret))
+		for _, want := range []string{"curl -sSk https://api.example/" + masked + ";", `"path":"/` + masked, `"path":"/path/` + masked, masked + ".other.example"} {
+			if !strings.Contains(record, want) {
+				t.Errorf("no %q in %s", want, record)
+			}
+		}
+		if strings.Contains(record, secret) || strings.Contains(r.stderr, secret) {
+			t.Errorf("it is told: %v\n%s", r, record)
+		}
+	})
+}
+
 // In mode swap a request gets the secret where the placeholder was sent, and nothing
 // otherwise. An endpoint takes plain HTTP inside, and TLS leads on.
 func TestCredentialSwapAndEndpoint(t *testing.T) {

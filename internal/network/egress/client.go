@@ -123,6 +123,16 @@ func (l *Link) bind(ctx context.Context, o Order, files ...*os.File) (Brokered, 
 	return Brokered{Attach: a.Attach, Endpoints: a.Endpoints, Authority: a.Authority, Trust: a.Trust, Env: a.Env, Warnings: a.Warnings, Keep: a.file}, nil
 }
 
+// Mask has the service of credentials mask the secrets of its credentials in a text: they are
+// nowhere else. The text keeps its length.
+func (l *Link) Mask(ctx context.Context, text []byte) ([]byte, error) {
+	if len(text) == 0 {
+		return text, nil
+	}
+	a, err := l.order(ctx, Order{Mask: text})
+	return a.Masked, err
+}
+
 // Door replaces the policy, and the connection between the network service and that of
 // credentials, one end of which it brings.
 func (l *Link) Door(ctx context.Context, p Policy, door *os.File) ([]string, error) {

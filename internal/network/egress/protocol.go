@@ -77,6 +77,8 @@ type Order struct {
 	Bind bool `json:"bind,omitempty"`
 	// The secrets are in a file in memory, whose descriptor comes last.
 	Credentials []Credential `json:"credentials,omitempty"`
+	// Mask, when it is set, is all that the message is about: a text to be masked.
+	Mask []byte `json:"mask,omitempty"`
 }
 
 // Credential is a secret and the requests that get it: of a service that is known by its
@@ -157,6 +159,7 @@ type Answer struct {
 	Attach    []Attachment      `json:"attach,omitempty"`
 	Env       map[string]string `json:"env,omitempty"`
 	Endpoints []Endpoint        `json:"endpoints,omitempty"`
+	Masked    []byte            `json:"masked,omitempty"` // Order.Mask without secrets
 }
 
 // Trust is what makes programs inside trust the authority of the sandbox: one that is made for
