@@ -56,6 +56,8 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringArrayVar(&c.Resolvers, "resolver", nil, "resolver that names are asked of, ADDRESS:PORT; may be repeated\n(default: those of /etc/resolv.conf)")
 	flags.StringVar(&c.UpstreamProxy, "upstream-proxy", "", "proxy that sandboxes' networks are reached through: the URL of an\nHTTP, HTTPS or SOCKS5 proxy, or env: that of HTTPS_PROXY")
 	flags.StringVar(&c.UpstreamCA, "upstream-ca", "", "file of authorities, PEM, by which servers and proxies are trusted\nbeside the system's")
+	flags.StringVar(&c.AskWebhook, "ask-webhook", "", "URL that is asked about what rules of network policies with\naction: ask leave to somebody; without one they deny")
+	flags.StringVar(&c.AskSecret, "ask-secret-file", "", "file with the secret by which those questions are signed")
 	flags.StringVar(&c.Domain, "domain", "", "domain under which sandboxes have host names, PORT-ID.DOMAIN")
 	flags.StringVar(&c.TLSCert, "tls-cert", "", "certificate for --domain and *.DOMAIN, PEM; TLS is then served\non the same port")
 	flags.StringVar(&c.TLSKey, "tls-key", "", "key of the certificate, PEM")

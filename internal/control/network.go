@@ -26,6 +26,8 @@ type Egress struct {
 	Service Service
 	// Broker looks into their requests; nil when there is none.
 	Broker Broker
+	// Asker answers what rules ask; nil when there is nobody, and all of it is denied.
+	Asker Asker
 	// Missing says why there is no Service.
 	Missing string
 	// Public lets a sandbox reach the public internet when its creator says nothing, as E2B
@@ -49,6 +51,7 @@ type Service interface {
 type Link interface {
 	Set(ctx context.Context, p egress.Policy) (warnings []string, err error)
 	Door(ctx context.Context, p egress.Policy, door *os.File) (warnings []string, err error)
+	Reply(ctx context.Context, r egress.Reply) error
 	Done() <-chan struct{}
 	Finish(ctx context.Context)
 }
@@ -344,6 +347,10 @@ func (s *session) offline() {
 
 // flow takes in what the service tells.
 func (s *session) flow(e egress.Event) {
+	if e.Kind == egress.Asks {
+		go s.asked(e) // as many at a time as the service asks
+		return
+	}
 	o, denied := s.online, e.Action == "deny"
 	for _, text := range []*string{&e.Name, &e.Detail, &e.Path, &e.Method, &e.Rule} { // the sandbox chose some
 		if len(*text) > maxEventText {
@@ -451,9 +458,13 @@ func (m *Manager) SetPolicy(ctx context.Context, id berm.SandboxID, p *policy.Po
 	if s.snapshot().Policy == nil {
 		return 0, nil, m.noNetwork("a network policy")
 	}
-	return s.setPolicy(ctx, p, revision, actor, nil, nil, func(info *Sandbox) {
+	revision, warnings, err := s.setPolicy(ctx, p, revision, actor, nil, nil, func(info *Sandbox) {
 		info.Network.AllowOut, info.Network.DenyOut, info.Internet = nil, nil, nil
 	})
+	if err == nil && p.Asks() && m.Egress.Asker == nil {
+		warnings = append(warnings, "rules that ask deny: this server has nobody to ask (--ask-webhook)")
+	}
+	return revision, warnings, err
 }
 
 // CheckNetwork judges a question by the network policy of a sandbox that is in force. Kinds:

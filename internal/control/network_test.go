@@ -450,3 +450,54 @@ func TestGrants(t *testing.T) {
 		}
 	}
 }
+
+// asker answers as a test wants it.
+type asker func(ctx context.Context, id berm.SandboxID, metadata map[string]string, e egress.Event) (egress.Reply, error)
+
+func (a asker) Ask(ctx context.Context, id berm.SandboxID, metadata map[string]string, e egress.Event) (egress.Reply, error) {
+	return a(ctx, id, metadata, e)
+}
+
+// What the service asks is answered at the service, and recorded; no answer is no yes.
+func TestQuestions(t *testing.T) {
+	n := &enginetest.Network{}
+	stuck := make(chan struct{}, 1)
+	w := newWorld(t, func(c *Config) {
+		c.Egress = Egress{Service: carrier{n}, Asker: asker(func(ctx context.Context, _ berm.SandboxID, metadata map[string]string, e egress.Event) (egress.Reply, error) {
+			switch e.Name {
+			case "yes.example.com":
+				return egress.Reply{Question: e.Question(), Allow: metadata["user"] == "ann", Scope: egress.ScopeSandbox}, nil
+			case "stuck.example.com":
+				<-ctx.Done()
+				stuck <- struct{}{}
+			}
+			return egress.Reply{Allow: true}, errors.New("nobody there")
+		})}
+	})
+	s := w.create(t, func(r *CreateRequest) { r.Metadata = map[string]string{"user": "ann"} })
+	tell := func(name string) {
+		n.Link(s.ID).Tell(egress.Event{Kind: egress.Asks, Name: name, Port: 443, Protocol: "tcp", Rule: "rest", Duration: 60})
+	}
+	replies := func(count int) []egress.Reply {
+		t.Helper()
+		var got []egress.Reply
+		eventually(t, "an answer", func() bool { got = n.Link(s.ID).Replies(); return len(got) == count })
+		return got
+	}
+	tell("yes.example.com")
+	if r := replies(1)[0]; !r.Allow || r.Scope != egress.ScopeSandbox || r.Question.Host != "yes.example.com" {
+		t.Errorf("%+v", r)
+	}
+	tell("error.example.com")
+	if r := replies(2)[1]; r.Allow || r.Scope != egress.ScopeNone || r.Question.Host != "error.example.com" {
+		t.Errorf("%+v", r)
+	}
+	if events, err := w.NetworkLog(s.ID, 0); err != nil || len(events) != 0 {
+		t.Errorf("questions are flows: %v %v", events, err)
+	}
+	tell("stuck.example.com")
+	if err := w.Kill(t.Context(), s.ID, system); err != nil {
+		t.Fatal(err)
+	}
+	<-stuck // the end of the sandbox is the end of its questions
+}

@@ -9,6 +9,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
+	"github.com/berm-sandbox/berm/internal/network/ask/webhook"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/upstream"
 )
@@ -33,12 +34,15 @@ func (c *Config) checkEgress() error {
 	if err == nil {
 		_, err = upstream.New(c.upstream, nil, nil)
 	}
+	if err == nil && c.AskWebhook != "" {
+		c.asker, err = webhook.New(c.AskWebhook, c.AskSecret)
+	}
 	return err
 }
 
 // egress is how sandboxes reach networks on this host, and what ends it.
 func (c *Config) egress(probes []berm.Probe, secrets *vault.Vault) (control.Egress, func()) {
-	e := control.Egress{Public: c.DefaultEgress == EgressPublic, Open: c.Open, Upstream: c.upstream, Missing: "no isolation level can be had here"}
+	e := control.Egress{Public: c.DefaultEgress == EgressPublic, Open: c.Open, Upstream: c.upstream, Asker: c.asker, Missing: "no isolation level can be had here"}
 	for _, p := range probes {
 		if !p.Usable {
 			continue

@@ -58,6 +58,11 @@ type Config struct {
 	UpstreamProxy, UpstreamCA string
 
 	upstream egress.Upstream
+	// AskWebhook is who answers what rules of network policies ask, "" for nobody; AskSecret the
+	// file of the secret that signs the questions.
+	AskWebhook, AskSecret string
+
+	asker control.Asker
 	// Program opens the program that has the network service.
 	Program func() (*os.File, error)
 	IDs     berm.IDRange

@@ -3,6 +3,7 @@ package enginetest
 import (
 	"context"
 	"os"
+	"slices"
 	"sync"
 
 	"github.com/berm-sandbox/berm"
@@ -76,6 +77,7 @@ type Link struct {
 	network *Network
 	policy  egress.Policy
 	sets    int
+	replies []egress.Reply
 	ended   sync.Once
 	done    chan struct{}
 }
@@ -112,6 +114,21 @@ func (l *Link) Door(ctx context.Context, p egress.Policy, door *os.File) ([]stri
 		return nil, err
 	}
 	return l.Set(ctx, p)
+}
+
+// Reply remembers an answer.
+func (l *Link) Reply(_ context.Context, r egress.Reply) error {
+	l.network.mu.Lock()
+	defer l.network.mu.Unlock()
+	l.replies = append(l.replies, r)
+	return nil
+}
+
+// Replies are the answers so far.
+func (l *Link) Replies() []egress.Reply {
+	l.network.mu.Lock()
+	defer l.network.mu.Unlock()
+	return slices.Clone(l.replies)
 }
 
 func (l *Link) end() { l.ended.Do(func() { close(l.done) }) }

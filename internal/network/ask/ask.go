@@ -141,6 +141,18 @@ func (a *Answers) Give(r egress.Reply, lend bool) error {
 	k := kept{allow: r.Allow, scope: r.Scope}
 	now := time.Now()
 	switch r.Scope {
+	case egress.ScopeNone:
+		if r.Allow {
+			return berm.Errorf(berm.Invalid, "a yes must say for how long it holds")
+		}
+		a.mu.Lock()
+		o := a.open[r.Question]
+		a.mu.Unlock()
+		if o != nil {
+			o.timer.Stop()
+			a.late(r.Question, o)
+		}
+		return nil
 	case egress.ScopeOnce:
 		k.until = now.Add(lentTime)
 	case egress.ScopeSandbox:

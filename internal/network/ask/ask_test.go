@@ -111,7 +111,7 @@ func TestScopes(t *testing.T) {
 		if a.applied(t, hour) != policy.Ask || over.Load() != 1 || a.applied(t, always) != policy.Allow || a.applied(t, never) != policy.Deny {
 			t.Errorf("after an hour: %d", over.Load())
 		}
-		for _, wrong := range []egress.Reply{{Scope: "ever"}, {Scope: egress.ScopeUntil}, {}} {
+		for _, wrong := range []egress.Reply{{Scope: "ever"}, {Scope: egress.ScopeUntil}, {Allow: true}} {
 			if err := a.Give(wrong, false); berm.KindOf(err) != berm.Invalid {
 				t.Errorf("%+v: %v", wrong, err)
 			}
@@ -143,6 +143,17 @@ func TestNoAnswer(t *testing.T) {
 		if a.applied(t, v) != policy.Ask {
 			t.Error("it is never asked again")
 		}
+		// That nobody answers is known at once.
+		o, _ = a.Ask(v)
+		if err := a.Give(egress.Reply{Question: Of(v)}, false); err != nil {
+			t.Error(err)
+		}
+		<-o.Done
+		if got := a.Leave(o, v); got.Action != policy.Deny || got.Detail != "nobody answered" {
+			t.Error(got.Explain())
+		}
+		time.Sleep(rest)
+		synctest.Wait()
 		// The end of the sandbox.
 		o, _ = a.Ask(v)
 		a.Close()

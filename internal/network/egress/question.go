@@ -31,6 +31,7 @@ type Scope string
 
 // The scopes.
 const (
+	ScopeNone    Scope = ""        // for nothing: nobody answered, and those that wait are denied
 	ScopeOnce    Scope = "once"    // for those that wait for it
 	ScopeSandbox Scope = "sandbox" // as long as the sandbox lives
 	ScopeUntil   Scope = "until"   // until a time; flows that it let pass end then

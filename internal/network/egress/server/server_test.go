@@ -320,7 +320,7 @@ func TestNames(t *testing.T) {
 	if got := ask("two.example"); strings.Contains(got, " 200 ") {
 		t.Errorf("for another name: %q", got)
 	}
-	if e := o.told("the flow", func(e egress.Event) bool { return e.Kind == "flow" && e.Name == "one.example" }); e.Address != one {
+	if e := o.told("the flow", func(e egress.Event) bool { return e.Kind == "flow" && e.Name == "one.example" && e.Action == "allow" }); e.Address != one {
 		t.Errorf("%+v", e)
 	}
 }
