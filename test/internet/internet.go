@@ -44,7 +44,8 @@ type Internet struct {
 }
 
 // Start makes an internet for as long as the test runs: the caller's network namespace has a
-// way to it, and its mount namespace the resolver and a TUN device that everybody may open.
+// way to it, and its mount namespace the resolver, the authority among those of the machine, and
+// a TUN device that everybody may open.
 // Both must be the test's own, as harness.Isolate makes them.
 func Start(t testing.TB) *Internet {
 	t.Helper()
@@ -152,6 +153,25 @@ func (i *Internet) Listen(t testing.TB, at netip.Addr, port uint16) net.Listener
 	return l
 }
 
+// Bundle is the file of the machine's authorities, of which the internet's is one.
+const Bundle = "/etc/ssl/certs/ca-certificates.crt"
+
+func (i *Internet) trust(t testing.TB, dir string) error {
+	authorities, err := os.ReadFile(Bundle)
+	if err != nil {
+		return err
+	}
+	more := filepath.Join(dir, "authorities")
+	if err := os.WriteFile(more, append(authorities, i.Authority.PEM...), 0o644); err != nil {
+		return err
+	}
+	if err := unix.Mount(more, Bundle, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("%s: %w", Bundle, err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(Bundle, unix.MNT_DETACH) })
+	return nil
+}
+
 // furnish gives the host what it needs to use an internet.
 func (i *Internet) furnish(t testing.TB) error {
 	dir := t.TempDir()
@@ -167,6 +187,9 @@ func (i *Internet) furnish(t testing.TB) error {
 		return fmt.Errorf("%s: %w", real, err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(real, unix.MNT_DETACH) })
+	if err := i.trust(t, dir); err != nil {
+		return err
+	}
 	// As distributions have it.
 	if err := unix.Mount("none", "/dev/net", "tmpfs", 0, "mode=0755"); err != nil {
 		return fmt.Errorf("/dev/net: %w", err)

@@ -60,13 +60,9 @@ type onlineLocal struct {
 func newOnlineLocal(t *testing.T, v *local, j *judge) *onlineLocal {
 	o := &onlineLocal{local: v, world: newWorld(t, j)}
 	sibling := newAccount(t, j, userID+1)
-	authority := filepath.Join(publicDir(t), "authority.pem")
-	if err := os.WriteFile(authority, o.Authority.PEM, 0o644); err != nil {
-		t.Fatal(err)
-	}
 	for _, a := range []*account{v.accounts["user"], v.accounts["root"], sibling} {
 		a.write("work/net.json", o.text())
-		a.environ = append(a.environ, "SSL_CERT_FILE="+authority, "API_SECRET="+o.api, "GIT_SECRET="+o.git)
+		a.environ = append(a.environ, "API_SECRET="+o.api, "GIT_SECRET="+o.git)
 	}
 	v.flags = []string{
 		"--policy", "../net.json", "--cred", "api=env:API_SECRET,host=api.bound.test,host=selfsigned.bound.test,host=expired.bound.test,host=wronghost.bound.test,env=API_TOKEN",
