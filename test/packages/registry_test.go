@@ -211,7 +211,7 @@ func (r *registries) debian() error {
 		}
 	}
 	index := fmt.Sprintf("Package: tiny\nVersion: 1.0\nArchitecture: all\nMaintainer: a <a@a.test>\nFilename: pool/tiny_1.0_all.deb\nSize: %d\nSHA256: %x\nDescription: small\n\n", deb.Len(), sha256.Sum256(deb.Bytes()))
-	release := fmt.Sprintf("Suite: stable\nCodename: stable\nArchitectures: amd64 arm64 all\nComponents: main\nDate: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n")
+	release := "Suite: stable\nCodename: stable\nArchitectures: amd64 arm64 all\nComponents: main\nDate: Mon, 01 Jan 2024 00:00:00 UTC\nSHA256:\n"
 	for _, arch := range []string{"amd64", "arm64", "all"} {
 		path := "main/binary-" + arch + "/Packages"
 		r.files["deb.debian.org/debian/dists/stable/"+path] = []byte(index)
