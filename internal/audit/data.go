@@ -2,8 +2,9 @@ package audit
 
 // Command is a command that the API started in a sandbox.
 type Command struct {
-	PID  int      `json:"pid"` // inside
+	PID  int      `json:"pid,omitempty"` // inside; the record of a start is written before there is one
 	Argv []string `json:"argv"`
+	Cut  bool     `json:"cut,omitempty"` // Argv or Env is longer than what was kept
 	Cwd  string   `json:"cwd,omitempty"`
 	User string   `json:"user,omitempty"`
 	Env  []string `json:"env,omitempty"` // the names of variables: values may be secrets

@@ -376,6 +376,8 @@ func (m *Manager) Logs(ctx context.Context, id berm.SandboxID, from time.Time, b
 // Route is the way into one sandbox for traffic from outside.
 type Route struct {
 	ID           berm.SandboxID
+	Owner        audit.Actor
+	AccessToken  string // what the guest agent wants to see; "" when it is open
 	TrafficToken string // what requests to user ports must carry; "" when they are public
 	MaskHost     string
 	HTTPSPorts   []uint16
@@ -389,7 +391,7 @@ func (m *Manager) Route(id berm.SandboxID) (*Route, error) {
 		return nil, err
 	}
 	info := m.withTokens(s.snapshot())
-	return &Route{ID: id, TrafficToken: info.TrafficToken, MaskHost: info.Network.MaskHost, HTTPSPorts: info.Network.HTTPSPorts, s: s}, nil
+	return &Route{ID: id, Owner: info.Owner, AccessToken: info.AccessToken, TrafficToken: info.TrafficToken, MaskHost: info.Network.MaskHost, HTTPSPorts: info.Network.HTTPSPorts, s: s}, nil
 }
 
 // Enter waits until the sandbox runs and returns a context that ends when streams

@@ -22,6 +22,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/api/e2b"
 	"github.com/berm-sandbox/berm/internal/api/router"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
@@ -167,14 +168,16 @@ func Run(ctx context.Context, c Config) error {
 	if err := sessions.Start(ctx); err != nil {
 		return err
 	}
-	cu.Add(sessions.Close)
+	recorder := capture.New(records, filepath.Join(c.Data, "audit"), c.Log)
+	cu.Add(recorder.Close)
+	cu.Add(sessions.Close) // before: it cuts the streams that are recorded
 	if err := records.Emit(event(audit.ServerStart)); err != nil {
 		return err
 	}
 
 	port := listener.Addr().(*net.TCPAddr).Port
 	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Log: c.Log})
-	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Log: c.Log}), certificates)
+	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
 	served := make(chan error, 2)
 	if certificates == nil {

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/control"
 )
 
@@ -116,9 +117,9 @@ func holdsKey(value string) bool {
 	return ok && len(rest) >= 40 && strings.Trim(rest[:40], "0123456789abcdef") == ""
 }
 
-// proxy makes the reverse proxy of one request.
-func (l *line) proxy(route *control.Route, port uint16) *httputil.ReverseProxy {
-	return &httputil.ReverseProxy{
+// proxy makes the reverse proxy of one request, which is recorded as call unless that is nil.
+func (l *line) proxy(route *control.Route, port uint16, call capture.Call) *httputil.ReverseProxy {
+	p := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			scheme := "http"
 			if slices.Contains(route.HTTPSPorts, port) {
@@ -148,7 +149,29 @@ func (l *line) proxy(route *control.Route, port uint16) *httputil.ReverseProxy {
 		ErrorHandler:  func(w http.ResponseWriter, r *http.Request, err error) { failed(w, r, route.ID, port, err) },
 		ErrorLog:      silent,
 	}
+	if call != nil {
+		p.ModifyResponse = func(r *http.Response) error {
+			if err := call.Answer(r); err != nil {
+				return &unrecorded{err}
+			}
+			return nil
+		}
+		p.ErrorHandler = func(w http.ResponseWriter, r *http.Request, err error) {
+			var lost *unrecorded
+			if errors.As(err, &lost) {
+				capture.Refuse(w, r, lost.error)
+				return
+			}
+			call.Failed(err)
+			failed(w, r, route.ID, port, err)
+		}
+	}
+	return p
 }
+
+// unrecorded says that what was done is not in the audit log, so that the client must not
+// take it for done.
+type unrecorded struct{ error }
 
 // failed answers a request that got no answer from inside.
 func failed(w http.ResponseWriter, r *http.Request, id berm.SandboxID, port uint16, err error) {

@@ -19,6 +19,8 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/control"
 )
 
@@ -29,7 +31,9 @@ type Config struct {
 	// Domain is the domain under which sandboxes have host names, without a port. ""
 	// takes any domain.
 	Domain string
-	Log    *slog.Logger
+	// Capture records what is asked of guest agents.
+	Capture *capture.Recorder
+	Log     *slog.Logger
 }
 
 // Router is the one handler of a server.
@@ -263,16 +267,39 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 		}
 		return
 	}
-	ctx, cancel := context.WithCancelCause(r.Context())
-	defer cancel(nil)
-	defer context.AfterFunc(life, func() { cancel(errCut) })()
+	var call capture.Call
+	if to.port == berm.AgentPort {
+		if call, err = rt.Capture.Request(r, caller(r, route)); err != nil {
+			capture.Refuse(w, r, err)
+			return
+		}
+	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(r.Context()))
+	cut := context.AfterFunc(life, func() { cancel(errCut) })
+	left := context.AfterFunc(r.Context(), func() { cancel(r.Context().Err()) })
+	release := func() { cut(); cancel(nil) }
+	if call != nil && call.Outlive(release) {
+		left()
+	} else {
+		defer release()
+	}
 	// Streams go both ways at once, over HTTP/1.1 too. HTTP/2 always does.
 	client := http.NewResponseController(w)
 	_ = client.EnableFullDuplex()
 	// The server reads what is left of a body before the next request; a client that
 	// sends nothing more must not hold it.
 	defer func() { _ = client.SetReadDeadline(time.Now().Add(drainTime)) }()
-	rt.line(route, life).proxy(route, to.port).ServeHTTP(w, r.WithContext(ctx))
+	rt.line(route, life).proxy(route, to.port, call).ServeHTTP(w, r.WithContext(ctx))
+}
+
+// caller says who asks a sandbox's guest agent for something. Whoever has its token was given
+// it by the owner.
+func caller(r *http.Request, route *control.Route) capture.Caller {
+	who := capture.Caller{Sandbox: route.ID, Actor: audit.Actor{Type: "anonymous"}, Known: route.AccessToken == ""}
+	if given := r.Header.Get("X-Access-Token"); route.AccessToken != "" && subtle.ConstantTimeCompare([]byte(given), []byte(route.AccessToken)) == 1 {
+		who.Actor, who.Known = route.Owner, true
+	}
+	return who
 }
 
 const drainTime = 5 * time.Second

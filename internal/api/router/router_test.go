@@ -26,6 +26,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
 	"github.com/berm-sandbox/berm/internal/store"
@@ -135,7 +136,7 @@ func newWorld(t testing.TB, domain string) *world {
 	}
 	t.Cleanup(sessions.Close)
 	plane := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "control plane") })
-	w := &world{t: t, sessions: sessions, engine: engine, router: New(Config{Sessions: sessions, Control: plane, Domain: domain, Log: log})}
+	w := &world{t: t, sessions: sessions, engine: engine, router: New(Config{Sessions: sessions, Control: plane, Domain: domain, Capture: capture.New(audit.Discard, t.TempDir(), log), Log: log})}
 	w.Server = httptest.NewUnstartedServer(w.router)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)
@@ -710,7 +711,7 @@ func TestHTTPSPort(t *testing.T) {
 	}
 	l.http1.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	out := httptest.NewRecorder()
-	l.proxy(route, 8443).ServeHTTP(out, httptest.NewRequest(http.MethodGet, "https://8443-x.berm.test/x", nil))
+	l.proxy(route, 8443, nil).ServeHTTP(out, httptest.NewRequest(http.MethodGet, "https://8443-x.berm.test/x", nil))
 	if out.Code != 200 || !strings.Contains(out.Body.String(), `"path":"/x"`) {
 		t.Errorf("%d %s", out.Code, out.Body)
 	}

@@ -1,0 +1,381 @@
+package capture
+
+import (
+	"bytes"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"io"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/audit"
+	pb "github.com/berm-sandbox/berm/internal/proto/process"
+)
+
+// command is one call of process.Process/Start.
+type command struct {
+	recorder *Recorder
+	who      Caller
+	trace    string
+	data     audit.Command
+	began    time.Time
+	format   format
+	release  func()
+
+	mu     sync.Mutex
+	out    output
+	stream reader
+	bytes  int64 // of output
+	ended  bool  // the agent told how the command ended
+	done   bool  // it is recorded
+	odd    string
+	decode []byte
+}
+
+// start records a command before it is started.
+func (c *Recorder) start(r *http.Request, who Caller) (Call, error) {
+	f, err := formatOf(r.Header)
+	if err == nil && !f.envelope {
+		err = invalid("content type %.64q is none of a stream", r.Header.Get("Content-Type"))
+	}
+	if err != nil {
+		return nil, err
+	}
+	content, err := peek(r, f.envelope, maxRequest)
+	if err != nil {
+		return nil, err
+	}
+	var request pb.StartRequest
+	if err := f.decode(content, &request); err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	user, _, _ := r.BasicAuth()
+	m := &command{recorder: c, who: who, trace: newTrace(), began: now, format: f, data: describe(&request, user)}
+	m.out = output{dir: c.dir, began: now}
+	m.stream = reader{message: m.message, skipped: m.skipped}
+	if !who.Known {
+		return m, nil
+	}
+	return m, m.begin()
+}
+
+// begin records that the command is started.
+func (m *command) begin() error {
+	return m.recorder.emit(m.who, audit.Record{Type: audit.ExecStart, Outcome: audit.OK, Data: m.data, TraceID: m.trace})
+}
+
+// describe makes what is told of a request, which fits into a line of the log.
+func describe(r *pb.StartRequest, user string) audit.Command {
+	p := r.GetProcess()
+	d := audit.Command{User: text(user, 256), Cwd: text(p.GetCwd(), 4096)}
+	const argvSize, envSize = 12 << 10, 4 << 10
+	var cut bool
+	d.Argv, cut = fit(append([]string{p.GetCmd()}, p.GetArgs()...), argvSize)
+	d.Env, d.Cut = fit(slices.Sorted(maps.Keys(p.GetEnvs())), envSize)
+	d.Cut = d.Cut || cut
+	if r.Pty != nil {
+		size := r.GetPty().GetSize()
+		d.TTY = &audit.Size{Columns: int(size.GetCols()), Rows: int(size.GetRows())}
+	}
+	return d
+}
+
+// text shortens a text to n bytes.
+func text(s string, n int) string {
+	if len(s) > n {
+		return strings.ToValidUTF8(s[:n], "")
+	}
+	return s
+}
+
+// fit keeps as many texts as take size bytes in JSON, and says whether it left something out.
+func fit(all []string, size int) (kept []string, cut bool) {
+	for _, s := range all {
+		for len(s) > size {
+			s, cut = text(s, size), true
+		}
+		line, _ := json.Marshal(s) // a string always marshals
+		if len(line) > size {
+			if s = text(s, size/6); len(s) < 16 { // every byte may take six
+				return kept, true
+			}
+			kept = append(kept, s)
+			return kept, true
+		}
+		size -= len(line)
+		kept = append(kept, s)
+		if cut {
+			break
+		}
+	}
+	return kept, cut
+}
+
+// Answer follows the command's stream. It goes on when the client leaves: the command does.
+func (m *command) Answer(r *http.Response) error {
+	f := &follower{command: m, body: r.Body}
+	refused := r.StatusCode == http.StatusUnauthorized
+	switch {
+	case !m.who.Known && refused:
+		f.over, m.done = true, true
+	case !m.who.Known: // the agent did what it was not expected to do
+		m.who.Known = true
+		if err := m.begin(); err != nil {
+			m.release()
+			return err
+		}
+	}
+	if r.StatusCode != http.StatusOK && !f.over {
+		f.over = true
+		m.finish(audit.Failed, "the guest agent answers "+r.Status)
+	}
+	r.Body = f
+	return nil
+}
+
+// Outlive implements Call.
+func (m *command) Outlive(release func()) bool {
+	m.release = release
+	return true
+}
+
+// Failed says that the command was perhaps never started.
+func (m *command) Failed(err error) {
+	m.release()
+	if m.who.Known {
+		m.finish(audit.Failed, err.Error())
+	}
+}
+
+// follower is the body of an answer, read by whoever passes it on.
+type follower struct {
+	*command
+	body io.ReadCloser
+	over bool // there is nothing more to read
+}
+
+func (f *follower) Read(p []byte) (int, error) {
+	n, err := f.body.Read(p)
+	if f.over {
+		return n, err
+	}
+	f.take(p[:n])
+	if err != nil {
+		f.over = true
+		f.finish(audit.OK, "")
+	}
+	return n, err
+}
+
+// Close reads on if the client left before the command's end, for what the command still does.
+func (f *follower) Close() error {
+	if f.over {
+		defer f.release()
+		return f.body.Close()
+	}
+	f.recorder.streams.Go(func() {
+		defer f.release()
+		_, _ = io.CopyBuffer(struct{ io.Writer }{io.Discard}, struct{ io.Reader }{f}, make([]byte, 16<<10))
+		_ = f.body.Close()
+	})
+	return nil
+}
+
+func (m *command) take(p []byte) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.ended {
+		m.stream.feed(p)
+	}
+}
+
+// skipped takes note of what cannot be read.
+func (m *command) skipped(n int64) {
+	m.odd = "a part of the answer could not be read"
+	m.out.miss(n)
+}
+
+var (
+	jsonData = []byte(`{"event":{"data":{"`)
+	jsonTail = []byte(`"}}}`)
+)
+
+// message takes one message of the stream.
+func (m *command) message(raw []byte) {
+	if m.format.json { // as the agent's own encoder writes output; see process.JSON
+		if rest, ok := bytes.CutPrefix(raw, jsonData); ok {
+			if rest, ok = bytes.CutSuffix(rest, jsonTail); ok && m.jsonOutput(rest) {
+				return
+			}
+		}
+	}
+	var response pb.StartResponse
+	if err := m.format.unmarshal(raw, &response); err != nil {
+		m.skipped(int64(len(raw)))
+		return
+	}
+	switch event := response.GetEvent().GetEvent().(type) {
+	case *pb.ProcessEvent_Start:
+		m.data.PID = int(event.Start.GetPid())
+		m.recorder.started(m, event.Start.GetPid())
+	case *pb.ProcessEvent_Data:
+		switch o := event.Data.GetOutput().(type) {
+		case *pb.ProcessEvent_DataEvent_Stdout:
+			m.output(audit.Stdout, o.Stdout)
+		case *pb.ProcessEvent_DataEvent_Stderr:
+			m.output(audit.Stderr, o.Stderr)
+		case *pb.ProcessEvent_DataEvent_Pty:
+			m.output(audit.Stdout, o.Pty)
+		}
+	case *pb.ProcessEvent_End:
+		m.end(event.End)
+	}
+}
+
+// jsonOutput takes output that is encoded as NAME":"BASE64, and reports whether it was.
+func (m *command) jsonOutput(rest []byte) bool {
+	name, encoded, ok := bytes.Cut(rest, []byte(`":"`))
+	if !ok {
+		return false
+	}
+	stream := audit.Stdout
+	switch string(name) {
+	case "stdout", "pty":
+	case "stderr":
+		stream = audit.Stderr
+	default:
+		return false
+	}
+	m.decode = slices.Grow(m.decode[:0], base64.StdEncoding.DecodedLen(len(encoded)))
+	n, err := base64.StdEncoding.Decode(m.decode[:cap(m.decode)], encoded)
+	if err != nil {
+		return false
+	}
+	m.output(stream, m.decode[:n])
+	return true
+}
+
+func (m *command) output(stream audit.Stream, data []byte) {
+	m.bytes += int64(len(data))
+	m.out.add(stream, data)
+}
+
+// end takes how the command ended.
+func (m *command) end(e *pb.ProcessEvent_EndEvent) {
+	m.ended = true
+	code := int(e.GetExitCode())
+	if name, signalled := strings.CutPrefix(e.GetStatus(), "signal: "); signalled {
+		m.data.Signal = signalName(name)
+	} else {
+		m.data.Code = &code
+	}
+}
+
+// signalName turns Go's text of a signal into its name.
+func signalName(text string) string {
+	text = strings.TrimSuffix(text, " (core dumped)")
+	for s := syscall.Signal(1); s < 65; s++ {
+		if name := unix.SignalName(s); name != "" && s.String() == text {
+			return name
+		}
+	}
+	return text
+}
+
+// finish records the end of the command. The first call does.
+func (m *command) finish(outcome audit.Outcome, reason string) {
+	m.mu.Lock()
+	if m.done {
+		m.mu.Unlock()
+		return
+	}
+	m.done = true
+	blobs, err := m.out.end()
+	m.data.Millis, m.data.Output = time.Since(m.began).Milliseconds(), m.bytes
+	switch {
+	case reason != "":
+	case !m.ended:
+		outcome, reason = audit.Failed, "how it ended was not told: its stream was cut"
+	case m.data.Code == nil || *m.data.Code != 0:
+		outcome = audit.Failed
+	}
+	if reason == "" {
+		reason = m.odd
+	}
+	if err != nil {
+		reason = strings.TrimPrefix(reason+"; its output is not kept: "+err.Error(), "; ")
+	}
+	data := m.data
+	m.mu.Unlock()
+	m.recorder.forget(m, uint32(data.PID))
+	m.recorder.tell(m.who, audit.Record{Type: audit.ExecExit, Outcome: outcome, Reason: reason, Data: data, Blobs: blobs, TraceID: m.trace})
+}
+
+// started lets a command be found by its process.
+func (c *Recorder) started(m *command, pid uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.running[process{m.who.Sandbox, pid}] = m
+}
+
+func (c *Recorder) forget(m *command, pid uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if key := (process{m.who.Sandbox, pid}); c.running[key] == m {
+		delete(c.running, key)
+	}
+}
+
+// resize is a call of process.Process/Update.
+type resize struct {
+	brief
+	recorder *Recorder
+	key      process
+	size     string
+}
+
+const maxUpdate = 4 << 10 // bytes of a call that changes the size of a terminal
+
+// resize follows the size of a terminal. A request that the agent would refuse goes on to it.
+func (c *Recorder) resize(r *http.Request, who Caller) (Call, error) {
+	f, err := formatOf(r.Header)
+	if err != nil {
+		return nil, nil //nolint:nilerr // the agent refuses it
+	}
+	content, err := peek(r, f.envelope, maxUpdate)
+	if err != nil {
+		return nil, err
+	}
+	var update pb.UpdateRequest
+	if err := f.decode(content, &update); err != nil || update.Pty == nil {
+		return nil, nil //nolint:nilerr // as above
+	}
+	size := update.GetPty().GetSize()
+	return &resize{brief{}, c, process{who.Sandbox, update.GetProcess().GetPid()}, fmt.Sprintf("%dx%d", size.GetCols(), size.GetRows())}, nil
+}
+
+func (u *resize) Answer(r *http.Response) error {
+	u.recorder.mu.Lock()
+	m := u.recorder.running[u.key]
+	u.recorder.mu.Unlock()
+	if m == nil || r.StatusCode != http.StatusOK {
+		return nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if !m.done {
+		m.out.add(audit.Resize, []byte(u.size))
+	}
+	return nil
+}
+
+func (u *resize) Failed(error) {}
