@@ -50,6 +50,9 @@ func (c *Conn) WriteTo(w io.Writer) (int64, error) {
 	return int64(n) + rest, err
 }
 
+// NetConn is the connection below, of which more was read than was given.
+func (c *Conn) NetConn() net.Conn { return c.Conn }
+
 // CloseWrite ends the stream towards the peer.
 func (c *Conn) CloseWrite() error { return closeWrite(c.Conn) }
 

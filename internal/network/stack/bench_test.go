@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -147,8 +148,9 @@ func process(name string) (*exec.Cmd, *bufio.Reader, error) {
 	return cmd, bufio.NewReader(out), err
 }
 
-// server starts one on the loopback of the test's namespace and returns its address.
-func server(b *testing.B) string {
+// server starts one on the loopback of the test's namespace and returns its address, and what
+// processor time all processes have taken so far, those that have ended included.
+func server(b *testing.B) (address string, cpu func() time.Duration) {
 	cmd, out, err := process("server")
 	if err != nil {
 		b.Fatal(err)
@@ -157,11 +159,26 @@ func server(b *testing.B) string {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 	})
-	address, err := out.ReadString('\n')
+	address, err = out.ReadString('\n')
 	if err != nil {
 		b.Fatal(err)
 	}
-	return strings.TrimSpace(address)
+	return strings.TrimSpace(address), func() (sum time.Duration) {
+		for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+			var used unix.Rusage
+			_ = unix.Getrusage(who, &used)
+			sum += time.Duration(used.Utime.Nano() + used.Stime.Nano())
+		}
+		// proc_pid_schedstat(5): nanoseconds on a processor, of each thread.
+		threads, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", cmd.Process.Pid))
+		for _, path := range threads {
+			text, _ := os.ReadFile(path)
+			var ns int64
+			_, _ = fmt.Sscan(string(text), &ns)
+			sum += time.Duration(ns)
+		}
+		return sum
+	}
 }
 
 // spliced dials the server for each connection, as the egress process does.
@@ -261,14 +278,16 @@ func shell(script string) (string, error) {
 }
 
 // BenchmarkBesideVeth measures the stack and a veth pair with a redirect by turns, with the
-// same proxy behind both, and reports the ratio.
+// same proxy behind both, and reports the ratio of the rates, and that of the processor time
+// that the work costs in all processes, which other load of the machine disturbs less.
 func BenchmarkBesideVeth(b *testing.B) {
-	to := server(b)
+	to, cpu := server(b)
 	box := start(b, spliced(to), unlimited)
 	other := veth(b, to)
 	for what, unit := range map[string]string{"up": "Gbit/s", "down": "Gbit/s", "connections": "conn/s"} {
 		b.Run(what, func(b *testing.B) {
-			measure := func(inside func(func())) float64 {
+			measure := func(inside func(func())) (result, cost float64) {
+				before := cpu()
 				var cmd *exec.Cmd
 				var out *bufio.Reader
 				var err error
@@ -276,24 +295,27 @@ func BenchmarkBesideVeth(b *testing.B) {
 				if err != nil {
 					b.Fatal(err)
 				}
-				var result float64
 				_, _ = fmt.Fscan(out, &result)
 				if err := cmd.Wait(); err != nil {
 					b.Fatal(err)
 				}
-				return result
+				return result, (cpu() - before).Seconds()
 			}
 			const rounds = 5
-			var ours, theirs []float64
+			var ours, theirs, cost, theirCost []float64
 			for range rounds {
-				ours = append(ours, measure(box.Inside))
-				theirs = append(theirs, measure(other))
+				rate, used := measure(box.Inside)
+				ours, cost = append(ours, rate), append(cost, used)
+				rate, used = measure(other)
+				theirs, theirCost = append(theirs, rate), append(theirCost, used)
 			}
-			slices.Sort(ours)
-			slices.Sort(theirs)
+			for _, list := range [][]float64{ours, theirs, cost, theirCost} {
+				slices.Sort(list)
+			}
 			b.ReportMetric(ours[rounds/2], unit)
 			b.ReportMetric(theirs[rounds/2], "veth-"+unit)
 			b.ReportMetric(ours[rounds/2]/theirs[rounds/2], "ratio")
+			b.ReportMetric(theirCost[rounds/2]/cost[rounds/2], "cpu-ratio")
 			b.ReportMetric(0, "ns/op")
 		})
 	}

@@ -1,6 +1,7 @@
 package stack
 
 import (
+	"context"
 	"errors"
 	"io"
 	"net"
@@ -20,8 +21,12 @@ var errNothing = errors.New("nothing to read now")
 // Splice joins a connection of the sandbox's with one outside until both directions have
 // ended. The end of a stream in one direction is passed on and leaves the other open; a
 // failure in one direction ends both, and is the error. Neither connection is closed, but
-// none is of use after a failure. A silent pair holds no buffers.
+// none is of use after a failure. A silent pair holds no buffers. A flow that is reset ends
+// both, whatever outside waits for.
 func Splice(inside, outside Conn) error {
+	if c, ok := within(inside).(*conn); ok {
+		defer context.AfterFunc(c.flow.ctx, func() { abort(outside) })()
+	}
 	pass := func(to, from Conn) error {
 		err := copyReady(to, from)
 		if err == nil {
@@ -48,11 +53,22 @@ func abort(c Conn) {
 	if tcp, ok := c.(*net.TCPConn); ok {
 		_ = tcp.SetLinger(0)
 	}
-	if inside, ok := c.(*conn); ok {
+	if inside, ok := within(c).(*conn); ok {
 		inside.flow.Reset()
 		return
 	}
 	_ = c.Close()
+}
+
+// within is the connection that others are wrapped around.
+func within(c net.Conn) net.Conn {
+	for {
+		around, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return c
+		}
+		c = around.NetConn()
+	}
 }
 
 // copyReady copies like io.Copy, but takes a buffer only when there is something to read.

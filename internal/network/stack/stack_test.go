@@ -456,14 +456,29 @@ func TestTheDeathOfALinkIsSeen(t *testing.T) {
 }
 
 // The outside of a connection is a server on the loopback of the test's namespace.
+// wrapped is a connection with another around it, as one that was read ahead.
+type wrapped struct{ stack.Conn }
+
+func (w wrapped) NetConn() net.Conn { return w.Conn }
+
 func TestSplice(t *testing.T) {
+	for name, around := range map[string]func(stack.Conn) stack.Conn{
+		"bare":    func(c stack.Conn) stack.Conn { return c },
+		"wrapped": func(c stack.Conn) stack.Conn { return wrapped{c} },
+	} {
+		t.Run(name, func(t *testing.T) { testSplice(t, around) })
+	}
+}
+
+func testSplice(t *testing.T, around func(stack.Conn) stack.Conn) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
 	ended := make(chan error, 1)
-	j := &judge{tcp: func(context.Context, *stack.Flow) func(stack.Conn) {
+	flows := make(chan *stack.Flow, 1)
+	j := &judge{tcp: func(_ context.Context, f *stack.Flow) func(stack.Conn) {
 		out, err := net.Dial("tcp", l.Addr().String())
 		if err != nil {
 			t.Error(err)
@@ -471,7 +486,11 @@ func TestSplice(t *testing.T) {
 		}
 		return func(c stack.Conn) {
 			defer out.Close()
-			ended <- stack.Splice(c, out.(*net.TCPConn))
+			select {
+			case flows <- f:
+			default:
+			}
+			ended <- stack.Splice(around(c), out.(*net.TCPConn))
 		}
 	}}
 	b := start(t, j, stack.Limits{})
@@ -522,6 +541,27 @@ func TestSplice(t *testing.T) {
 		}
 		if err := <-ended; err == nil {
 			t.Error("no error")
+		}
+	})
+	t.Run("a reset flow ends, though outside takes nothing", func(t *testing.T) {
+		select {
+		case <-flows: // of an earlier connection
+		default:
+		}
+		in, _ := open()
+		f := <-flows
+		for last := int64(-1); f.Up() != last || last == 0; time.Sleep(100 * time.Millisecond) {
+			last = f.Up()
+			_ = in.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			for err := error(nil); err == nil; {
+				_, err = in.Write(make([]byte, 1<<20))
+			}
+		}
+		f.Reset()
+		select {
+		case <-ended:
+		case <-time.After(10 * time.Second):
+			t.Error("it waits for a peer that does not read")
 		}
 	})
 }

@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"io"
+	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
@@ -143,14 +145,23 @@ func (c *conn) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// WriteTo copies what the sandbox sends, holding a buffer only while there is something.
+// WriteTo copies what the sandbox sends, holding a buffer only while there is something, and
+// none at all for a socket.
 func (c *conn) WriteTo(w io.Writer) (int64, error) {
+	once := func() (int, error) { return c.writeOnce(w) }
+	if socket, ok := w.(syscall.Conn); ok && c.flow.Meter == nil {
+		raw, err := socket.SyscallConn()
+		if err != nil {
+			return 0, err
+		}
+		once = func() (int, error) { return c.sendOnce(raw) }
+	}
 	readable, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventHUp | waiter.EventErr)
 	c.queue.EventRegister(&readable)
 	defer c.queue.EventUnregister(&readable)
 	var total int64
 	for {
-		n, err := c.writeOnce(w)
+		n, err := once()
 		total += int64(n)
 		switch {
 		case errors.Is(err, errNothing):
@@ -172,18 +183,95 @@ func (c *conn) writeOnce(w io.Writer) (int, error) {
 	defer buffers.Put(b)
 	into := tcpip.SliceWriter(b[:])
 	result, failed := c.ep.Read(&into, tcpip.ReadOptions{})
-	switch failed.(type) {
-	case nil:
-	case *tcpip.ErrWouldBlock:
-		return 0, errNothing
-	case *tcpip.ErrClosedForReceive:
-		return 0, io.EOF
-	default:
-		return 0, io.ErrUnexpectedEOF
+	if failed != nil {
+		return 0, readFailed(failed)
 	}
 	if err := c.flow.meter(true, result.Count); err != nil {
 		return 0, err
 	}
 	c.flow.count(&c.flow.up, result.Count)
 	return w.Write(b[:result.Count])
+}
+
+func readFailed(err tcpip.Error) error {
+	switch err.(type) {
+	case *tcpip.ErrWouldBlock:
+		return errNothing
+	case *tcpip.ErrClosedForReceive:
+		return io.EOF
+	}
+	return io.ErrUnexpectedEOF
+}
+
+// sendOnce sends what there is over a socket, from where it lies.
+func (c *conn) sendOnce(socket syscall.RawConn) (total int, err error) {
+	failed := socket.Write(func(fd uintptr) bool {
+		waiting, _ := c.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
+		s := sending{fd: int(fd), left: max(waiting, 1)} // more may have come when it is read
+		_, refused := c.ep.Read(&s, tcpip.ReadOptions{Peek: true})
+		switch {
+		case s.sent > 0:
+			dropped := dropping(s.sent)
+			_, _ = c.ep.Read(&dropped, tcpip.ReadOptions{})
+			c.flow.count(&c.flow.up, s.sent)
+			total = s.sent
+		case errors.Is(s.err, unix.EAGAIN):
+			return false // until the socket takes more
+		case s.err != nil:
+			err = s.err
+		case refused != nil:
+			err = readFailed(refused)
+		}
+		return true
+	})
+	if err == nil {
+		err = failed
+	}
+	return total, err
+}
+
+// sending takes the pieces of what waits to be read, and sends them together: while the
+// endpoint gives them, they are there.
+type sending struct {
+	fd     int
+	left   int // bytes that are still to come
+	pieces [][]byte
+	sent   int
+	err    error
+}
+
+// mostPieces bounds what is sent at once; it is some packets.
+const mostPieces = 32
+
+var errSent = errors.New("no more is taken")
+
+// Write implements io.Writer.
+func (s *sending) Write(b []byte) (int, error) {
+	if s.left <= 0 || s.err != nil {
+		return 0, errSent
+	}
+	s.pieces = append(s.pieces, b)
+	if s.left -= len(b); s.left <= 0 || len(s.pieces) == mostPieces {
+		s.left = 0
+		for {
+			if s.sent, s.err = unix.Writev(s.fd, s.pieces); s.err != unix.EINTR {
+				break
+			}
+		}
+		s.sent = max(s.sent, 0)
+	}
+	return len(b), nil
+}
+
+// dropping takes that many bytes.
+type dropping int
+
+// Write implements io.Writer.
+func (d *dropping) Write(b []byte) (int, error) {
+	n := min(len(b), int(*d))
+	*d -= dropping(n)
+	if n < len(b) {
+		return n, errSent
+	}
+	return n, nil
 }
