@@ -10,6 +10,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
+	"github.com/berm-sandbox/berm/internal/local/preset"
 )
 
 func newCreateCommand() *cobra.Command {
@@ -19,6 +20,7 @@ func newCreateCommand() *cobra.Command {
 		env, metadata []string
 		memory, disk  cli.SizeFlag
 		level         string
+		credentials   []string
 	)
 	cmd := serverCommand(&cobra.Command{
 		Use:   "create [TEMPLATE]",
@@ -28,6 +30,7 @@ when it is usable.`,
 		Example: `  berm create
   id=$(berm create --timeout 1h --env GREETING=hello --metadata user=ann)
   berm create --memory 2GiB --cpus 1.5 --level namespace
+  berm create --cred github=secret:my-token
   berm create my-template --auto-pause --auto-resume`,
 		Args:              cli.UsageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeTemplates,
@@ -44,6 +47,7 @@ when it is usable.`,
 	flags.Int64Var(&o.Limits.PIDs, "pids", 0, "most processes and threads (default: the template's)")
 	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
 	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
+	flags.StringArrayVar(&credentials, "cred", nil, "secret that requests get and the sandbox never has,\nNAME=secret:SECRET[,KEY=VALUE...] as of berm run --cred; SECRET is\none that berm secret set stored; may be repeated")
 	completeFlag(cmd, "level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		o.Level, o.Limits.Memory, o.Limits.Disk = berm.Level(level), int64(memory), int64(disk)
@@ -56,6 +60,16 @@ when it is usable.`,
 		}
 		if o.Metadata, err = cli.Pairs("metadata", metadata, nil); err != nil {
 			return err
+		}
+		for _, text := range credentials {
+			c, err := preset.ParseStored(text)
+			if err != nil {
+				return cli.UsageError{Err: err}
+			}
+			o.Credentials = append(o.Credentials, client.Credential{
+				Name: c.Name, Secret: c.Source, Service: c.Service, Hosts: c.Hosts, Header: c.Header, Prefix: c.Prefix, User: c.User, Cookie: c.Cookie, Query: c.Query,
+				Methods: c.Methods, Paths: c.Paths, Env: c.Env, Swap: c.Swap, Endpoint: c.Endpoint, URL: c.URL, Repositories: c.Repositories, Push: c.Push,
+			})
 		}
 		c, err := server(cmd)
 		if err != nil {

@@ -33,6 +33,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 		newInspectCommand(),
 		newNetCommand(),
 		newPolicyCommand(),
+		newSecretCommand(),
 	}
 	machine = []*cobra.Command{
 		newServeCommand(),

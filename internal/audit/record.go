@@ -47,6 +47,7 @@ const (
 	NetAsk        Type = "net.ask"        // somebody answered whether a flow may pass; data: egress.Reply
 	SecretSet     Type = "secret.set"     // a stored one, without its value
 	SecretRemove  Type = "secret.remove"  //
+	SecretRotate  Type = "secret.rotate"  // all are encrypted with another key
 	CredentialSet Type = "credential.set" // which credentials a sandbox has, without their secrets
 	// Of credentials, without their secrets; data: egress.Event.
 	CredentialUse    Type = "credential.use"    // a request went on with one

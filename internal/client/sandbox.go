@@ -78,10 +78,12 @@ type CreateOptions struct {
 	AutoResume bool        // wake up on traffic
 	Level      berm.Level  // "" leaves it to the server
 	Limits     berm.Limits // zero fields leave it to the template
+	// Credentials are what requests get that the sandbox must not have.
+	Credentials []Credential
 }
 
 // Create makes a sandbox and returns when it is usable. A server that knows neither
-// levels nor limits, as one of E2B, is Unsupported if there are some to keep.
+// levels, limits nor credentials, as one of E2B, is Unsupported if there are some to keep.
 func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) {
 	type autoResume struct {
 		Enabled bool `json:"enabled"`
@@ -89,6 +91,8 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 	type additions struct {
 		Level  berm.Level  `json:"level,omitempty"`
 		Limits berm.Limits `json:"limits,omitzero"`
+
+		Credentials []Credential `json:"credentials,omitempty"`
 	}
 	body := struct {
 		TemplateID string            `json:"templateID"`
@@ -102,15 +106,15 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 	if o.AutoResume {
 		body.AutoResume = &autoResume{true}
 	}
-	if asked := (additions{o.Level, o.Limits}); asked != (additions{}) {
-		body.Berm = &asked
+	if o.Level != "" || o.Limits != (berm.Limits{}) || len(o.Credentials) > 0 {
+		body.Berm = &additions{o.Level, o.Limits, o.Credentials}
 	}
 	var s Sandbox
 	if _, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &s); err != nil {
 		return nil, err
 	}
 	if body.Berm != nil && s.Berm == nil { // it was ignored
-		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level or limits", c.base)
+		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level, limits or credentials", c.base)
 		if killErr := c.Kill(ctx, s.ID); killErr != nil {
 			return nil, fmt.Errorf("%w; and the sandbox %s is left over: %w", err, s.ID, killErr)
 		}

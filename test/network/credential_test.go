@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -168,6 +169,52 @@ func TestCredentials(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed(t, time.Second, site)
+}
+
+// The commands store secrets from standard input and make sandboxes with them.
+func TestCredentialCommands(t *testing.T) {
+	ctx, s := startTrusting(t)
+	binary, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	berm := func(stdin string, code int, args ...string) string {
+		t.Helper()
+		cmd := exec.CommandContext(ctx, binary, args...)
+		cmd.Env = append(os.Environ(), "BERM_URL="+s.URL, "BERM_API_KEY="+s.Key)
+		cmd.Stdin = strings.NewReader(stdin)
+		out, _ := cmd.CombinedOutput()
+		if cmd.ProcessState.ExitCode() != code {
+			t.Errorf("%v: exit code %d, want %d: %s", args, cmd.ProcessState.ExitCode(), code, out)
+		}
+		if strings.Contains(string(out), stored) {
+			t.Errorf("%v prints the secret: %s", args, out)
+		}
+		return string(out)
+	}
+	berm(stored+"\n", 0, "secret", "set", "Cli_Token")
+	berm("", 1, "secret", "set", "empty")
+	berm("", 2, "secret", "set", "cli_token", stored) // never an argument
+	if out := berm("", 0, "secret", "ls"); !strings.Contains(out, "cli_token") {
+		t.Errorf("ls: %s", out)
+	}
+	berm("", 0, "secret", "rotate")
+	berm("", 2, "create", "--cred", "api="+stored)
+	berm("", 1, "create", "--cred", "api=secret:none,host=www.example.com")
+	id := berm("", 0, "create", "--cred", "api=secret:cli_token,host=www.example.com,header=X-Key,prefix=Key ")
+	id = strings.TrimSpace(id[strings.LastIndexByte(strings.TrimSpace(id), '\n')+1:])
+	curl := []string{"exec", id, "--", "curl", "-sS", "https://www.example.com/hash?field=X-Key"}
+	if out := berm("", 0, curl...); !strings.Contains(out, hashed("Key "+stored)) {
+		t.Errorf("the request: %s\n%s", out, s.Log())
+	}
+	berm("", 0, "secret", "rm", "cli_token")
+	if out := berm("", 0, curl...); !strings.Contains(out, "credential_revoked") {
+		t.Errorf("without its secret: %s", out)
+	}
+	if out := berm("", 0, "net", "log", id); !strings.Contains(out, "credential") {
+		t.Errorf("the log: %s", out)
+	}
+	berm("", 0, "kill", id)
 }
 
 func holds(t *testing.T, pid int, text string) bool {

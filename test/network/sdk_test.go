@@ -19,9 +19,26 @@ func TestSDK(t *testing.T) {
 	if dir == "" {
 		t.Skip("missing: E2B's SDK, which test/e2e/run installs before it runs this")
 	}
-	ctx, s := start(t)
+	ctx, s := startTrusting(t)
 	cmd := exec.CommandContext(ctx, "node", "--test", "network.test.mjs")
 	cmd.Dir = dir
+	cmd.Env = append(os.Environ(), "E2B_API_KEY="+s.Key, "E2B_API_URL="+s.URL, "E2B_SANDBOX_URL="+s.URL)
+	out, err := cmd.CombinedOutput()
+	t.Logf("%s", out)
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// E2B's Python SDK, as test/e2e/run installed it.
+func TestPythonSDK(t *testing.T) {
+	harness.Slow(t)
+	python := os.Getenv("BERM_TEST_SDK_PYTHON")
+	if python == "" {
+		t.Skip("missing: E2B's Python SDK, which test/e2e/run installs before it runs this")
+	}
+	ctx, s := startTrusting(t)
+	cmd := exec.CommandContext(ctx, python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "../e2e/python/network.py")
 	cmd.Env = append(os.Environ(), "E2B_API_KEY="+s.Key, "E2B_API_URL="+s.URL, "E2B_SANDBOX_URL="+s.URL)
 	out, err := cmd.CombinedOutput()
 	t.Logf("%s", out)

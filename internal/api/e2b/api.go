@@ -31,6 +31,7 @@ type Secrets interface {
 	Delete(ctx context.Context, idOrName string) error
 	Get(ctx context.Context, idOrName string) (vault.Secret, error)
 	List(ctx context.Context, after string, limit int) ([]vault.Secret, error)
+	Rotate(ctx context.Context) error
 }
 
 // Config is what an API is made of.
@@ -104,6 +105,7 @@ var routes = []route{
 	{method: "GET", path: "/templates/aliases/{alias}", handle: (*API).alias},
 
 	{method: "GET", path: "/berm/v1/openapi.yaml", handle: (*API).openAPI, open: true},
+	{method: "POST", path: "/berm/v1/secrets/rotate", handle: (*API).rotateSecrets},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: ofSandbox((*API).inspect)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: ofSandbox((*API).policy)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).networkPolicy)},

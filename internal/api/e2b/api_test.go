@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/url"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
+	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -63,7 +65,12 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(sessions.Close)
-	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Audit: w.audit, Log: log}))
+	secrets, err := vault.Open(context.Background(), filepath.Join(t.TempDir(), "secrets"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { secrets.Close() })
+	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}

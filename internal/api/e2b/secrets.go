@@ -133,6 +133,18 @@ func (a *API) deleteSecret(w http.ResponseWriter, r *http.Request) error {
 	return a.changed(w, r, http.StatusNoContent, audit.SecretRemove, s)
 }
 
+// rotateSecrets encrypts all secrets with a new key and forgets the old one.
+func (a *API) rotateSecrets(w http.ResponseWriter, r *http.Request) error {
+	if err := a.Audit.Emit(audit.Record{Actor: actor(r), Type: audit.SecretRotate, Src: "api", Trust: audit.TrustHost, Outcome: audit.OK}); err != nil {
+		return err
+	}
+	if err := a.Secrets.Rotate(r.Context()); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
 // changed records that a secret was changed, has sandboxes get it, and answers.
 func (a *API) changed(w http.ResponseWriter, r *http.Request, code int, what audit.Type, s vault.Secret) error {
 	a.Sessions.SecretChanged(r.Context(), s.Name)

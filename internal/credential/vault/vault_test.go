@@ -130,6 +130,9 @@ func TestNothingInTheClear(t *testing.T) {
 	if _, err := v.Create(t.Context(), "a", []byte(canary), nil); err != nil {
 		t.Fatal(err)
 	}
+	if err := v.SetNote(t.Context(), "i0note", []byte(canary)); err != nil {
+		t.Fatal(err)
+	}
 	check := func() {
 		t.Helper()
 		entries, _ := os.ReadDir(dir)
@@ -163,6 +166,11 @@ func TestRotate(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	for _, note := range []string{canary, canary + "2"} {
+		if err := v.SetNote(t.Context(), "i0note", []byte(note)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	before, _ := os.ReadFile(filepath.Join(dir, keyFile))
 	if err := v.Rotate(t.Context()); err != nil {
 		t.Fatal(err)
@@ -177,6 +185,18 @@ func TestRotate(t *testing.T) {
 		if got := value(t, v, fmt.Sprint("s", i)); got != fmt.Sprint(canary, i) {
 			t.Errorf("s%d is %q", i, got)
 		}
+	}
+	if note, err := v.Note(t.Context(), "i0note"); string(note) != canary+"2" || err != nil {
+		t.Errorf("the note is %q, %v", note, err)
+	}
+	if ids, err := v.Notes(t.Context()); len(ids) != 1 || err != nil {
+		t.Errorf("notes %v, %v", ids, err)
+	}
+	if err := v.SetNote(t.Context(), "i0note", nil); err != nil {
+		t.Fatal(err)
+	}
+	if note, err := v.Note(t.Context(), "i0note"); note != nil || err != nil {
+		t.Errorf("a note that was taken away is %q, %v", note, err)
 	}
 	v.Close()
 

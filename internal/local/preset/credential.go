@@ -1,6 +1,7 @@
 package preset
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/berm-sandbox/berm"
@@ -72,16 +73,26 @@ const credentialHint = "write NAME=env:VARIABLE or NAME=file:PATH, for a service
 // ParseCredential reads NAME=SOURCE[,KEY=VALUE...]. Kind: Invalid. What does not read may be
 // a secret in the wrong place, so the error does not repeat it.
 func ParseCredential(text string) (Credential, error) {
+	return parseCredential(text, credentialHint, "env", "file")
+}
+
+// ParseStored is ParseCredential of one whose secret a server has stored: the source is
+// secret:NAME.
+func ParseStored(text string) (Credential, error) {
+	return parseCredential(text, "write NAME=secret:SECRET, for a service that is known by its name, as github=secret:my-token, or with ,host=api.example.com", "secret")
+}
+
+func parseCredential(text, hint string, sources ...string) (Credential, error) {
 	var c Credential
 	head, options, more := strings.Cut(text, ",")
 	var ok bool
 	if c.Name, c.Source, ok = strings.Cut(head, "="); !ok || !isCredential(c.Name) {
-		return c, berm.Errorf(berm.Invalid, "a credential begins with its name, of a-z, 0-9 and -").WithHint(credentialHint)
+		return c, berm.Errorf(berm.Invalid, "a credential begins with its name, of a-z, 0-9 and -").WithHint("%s", hint)
 	}
 	invalid := func(format string, args ...any) (Credential, error) {
-		return c, berm.Errorf(berm.Invalid, "credential "+c.Name+": "+format, args...).WithHint(credentialHint)
+		return c, berm.Errorf(berm.Invalid, "credential "+c.Name+": "+format, args...).WithHint("%s", hint)
 	}
-	if scheme, name, _ := strings.Cut(c.Source, ":"); scheme != "env" && scheme != "file" || name == "" {
+	if scheme, name, _ := strings.Cut(c.Source, ":"); !slices.Contains(sources, scheme) || name == "" {
 		return invalid("it does not say where its secret is")
 	}
 	places, git := 0, false
