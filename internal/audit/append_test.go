@@ -34,7 +34,7 @@ func TestAppendByMany(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	prev, n := chain(nil), uint64(0)
+	prev, n := Chain(nil), uint64(0)
 	for lines := bufio.NewScanner(bytes.NewReader(content)); lines.Scan(); {
 		var r Record
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
@@ -43,7 +43,7 @@ func TestAppendByMany(t *testing.T) {
 		if n++; r.Seq != n || r.Prev != prev {
 			t.Fatalf("record %d has number %d and is chained to %s, not %s", n, r.Seq, r.Prev, prev)
 		}
-		prev = chain(lines.Bytes())
+		prev = Chain(lines.Bytes())
 	}
 	if n != 2*writers*each {
 		t.Errorf("%d records, want %d", n, 2*writers*each)
@@ -53,7 +53,7 @@ func TestAppendByMany(t *testing.T) {
 // A log that a server keeps open is not written by others.
 func TestAppendToALogInUse(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log.jsonl")
-	l, err := Open(path)
+	l, err := Open(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -74,10 +74,15 @@ type Change struct {
 	Target string `json:"target,omitempty"` // of a link
 }
 
-// KeyChange names the keys before and after, as note verifiers (golang.org/x/mod/sumdb/note).
+// KeyChange names the key that signs from now on, as a note verifier
+// (golang.org/x/mod/sumdb/note).
 type KeyChange struct {
-	Old string `json:"old"`
 	New string `json:"new"`
+}
+
+// Removal names the last of the records that were removed from the beginning of the log.
+type Removal struct {
+	To uint64 `json:"to"`
 }
 
 // The kinds of blobs.

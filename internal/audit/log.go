@@ -27,6 +27,8 @@ const syncEvery = 50 * time.Millisecond
 // for concurrent use.
 type Log struct {
 	host string
+	path string
+	keep Keeper // nil: nobody follows
 
 	mu      sync.Mutex
 	file    *os.File
@@ -37,14 +39,25 @@ type Log struct {
 	lost    int   // records for which there was no space since the last one
 	unsaved bool
 
+	syncing sync.Mutex
 	stop    chan struct{}
 	stopped chan struct{}
 }
 
-// Open opens or creates the log at path. A last line that a crash cut off is taken
-// away and told by a gap record. Kinds: Conflict when another process writes to it,
-// Internal when its last whole line is not a record or the file cannot be used.
-func Open(path string) (*Log, error) {
+// Keeper follows a log. Its methods are called one at a time.
+type Keeper interface {
+	// Last returns the line before a file that is empty; nil is none.
+	Last() ([]byte, error)
+	// Appended is called with each line that was written, without the newline; it must not
+	// keep it.
+	Appended(line []byte)
+}
+
+// Open opens or creates the log at path; keep, which may be nil, follows what is appended
+// from then on. A last line that a crash cut off is taken away and told by a gap record.
+// Kinds: Conflict when another process writes to it, Internal when its last whole line is
+// not a record or the file cannot be used.
+func Open(path string, keep Keeper) (*Log, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return nil, berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
@@ -52,7 +65,7 @@ func Open(path string) (*Log, error) {
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
-	l := &Log{file: file, stop: make(chan struct{}), stopped: make(chan struct{})}
+	l := &Log{file: file, path: path, keep: keep, stop: make(chan struct{}), stopped: make(chan struct{})}
 	l.host, _ = os.Hostname()
 	if err := l.recover(); err != nil {
 		file.Close()
@@ -77,7 +90,7 @@ func Append(path string, records ...Record) error {
 		return berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
 	defer file.Close()
-	l := &Log{file: file}
+	l := &Log{file: file, path: path}
 	l.host, _ = os.Hostname()
 	for end := time.Now().Add(lockPatience); ; time.Sleep(2 * time.Millisecond) {
 		err := l.recover()
@@ -88,12 +101,7 @@ func Append(path string, records ...Record) error {
 			return err
 		}
 	}
-	for _, r := range records {
-		if err := l.Emit(r); err != nil {
-			return err
-		}
-	}
-	return nil
+	return l.EmitAll(records)
 }
 
 // recover finds the end of the chain.
@@ -116,16 +124,22 @@ func (l *Log) recover() error {
 		return damaged(l.file.Name(), errors.New("no end of line in its last part"))
 	}
 	l.size = size - int64(torn)
+	var line []byte
 	if end > 0 {
-		start := bytes.LastIndexByte(tail[:end-1], '\n') + 1
-		line := tail[start : end-1]
+		line = tail[bytes.LastIndexByte(tail[:end-1], '\n')+1 : end-1]
+	} else if l.keep != nil {
+		if line, err = l.keep.Last(); err != nil {
+			return err
+		}
+	}
+	if line != nil {
 		var last struct{ Seq uint64 }
 		if err := json.Unmarshal(line, &last); err != nil {
 			return damaged(l.file.Name(), err)
 		}
-		l.seq, l.prev = last.Seq, chain(line)
+		l.seq, l.prev = last.Seq, Chain(line)
 	} else {
-		l.prev = chain(nil)
+		l.prev = Chain(nil)
 	}
 	if torn == 0 {
 		return nil
@@ -145,8 +159,8 @@ func damaged(path string, err error) error {
 		WithHint("keep the file for inspection under another name; a new log is started then")
 }
 
-// chain is the Prev of the record that follows line.
-func chain(line []byte) string {
+// Chain is the Prev of the record that follows line; nil is the first.
+func Chain(line []byte) string {
 	h := sha256.New()
 	if line != nil {
 		h.Write([]byte{1})
@@ -159,7 +173,10 @@ func chain(line []byte) string {
 // disk within syncEvery. A record for which there is no space is lost; the next one
 // that is taken comes after a gap record. After any other failure every later Emit fails
 // too: the chain cannot go on over a hole.
-func (l *Log) Emit(r Record) error {
+func (l *Log) Emit(r Record) error { return l.EmitAll([]Record{r}) }
+
+// EmitAll appends several records by one system call, all of them or none.
+func (l *Log) EmitAll(records []Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil {
@@ -171,36 +188,103 @@ func (l *Log) Emit(r Record) error {
 			Reason: "there was no space for them", Data: map[string]any{"source": "log", "count": l.lost},
 		}
 		if err := l.append(gap); err != nil {
+			l.lost += len(records) - 1 // append counted the gap, which stands for the first
 			return err
 		}
 		l.lost = 0
 	}
-	return l.append(r)
+	return l.append(records...)
 }
 
-// append is Emit of one line. The caller holds the lock.
-func (l *Log) append(r Record) error {
-	r.V, r.Seq, r.Time, r.Host, r.Prev = Version, l.seq+1, time.Now().UTC(), l.host, l.prev
-	line, err := encode(r)
-	if err != nil {
-		return berm.Errorf(berm.Internal, "audit record: %w", err)
+// append is EmitAll of lines. The caller holds the lock.
+func (l *Log) append(records ...Record) error {
+	var lines []byte
+	ends := make([]int, 0, len(records))
+	seq, prev := l.seq, l.prev
+	for _, r := range records {
+		seq++
+		r.V, r.Seq, r.Time, r.Host, r.Prev = Version, seq, time.Now().UTC(), l.host, prev
+		line, err := encode(r)
+		if err != nil {
+			return berm.Errorf(berm.Internal, "audit record: %w", err)
+		}
+		prev = Chain(line)
+		lines = append(append(lines, line...), '\n')
+		ends = append(ends, len(lines)-1)
 	}
-	if n, err := l.file.Write(append(line, '\n')); err != nil {
+	if n, err := l.file.Write(lines); err != nil {
 		var back error
 		if n > 0 { // the next line must not be glued to half a line
 			back = l.file.Truncate(l.size)
 		}
 		failure := berm.Errorf(berm.Unavailable, "audit log cannot be written: %w", errors.Join(err, back))
 		if back == nil && (errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)) {
-			l.lost++
+			l.lost += len(records)
 			return failure.WithHint("control actions are refused until there is space on the disk of the data directory")
 		}
 		l.err = failure.WithHint("control actions are refused until the server is started again with a log that can be written")
 		return l.err
 	}
-	l.size += int64(len(line)) + 1
-	l.seq, l.prev, l.unsaved = r.Seq, chain(line), true
+	l.size += int64(len(lines))
+	l.seq, l.prev, l.unsaved = seq, prev, true
+	if l.keep != nil {
+		start := 0
+		for _, end := range ends {
+			l.keep.Appended(lines[start:end])
+			start = end + 1
+		}
+	}
 	return nil
+}
+
+// Seq is the number of the last record.
+func (l *Log) Seq() uint64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.seq
+}
+
+// Size is how many bytes the current file has.
+func (l *Log) Size() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.size
+}
+
+// Rotate gives the current file another name, which it returns, made from the number of its
+// first record, and goes on in an empty one. A file without records stays.
+func (l *Log) Rotate(name func(first uint64) string) (string, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.err != nil || l.size == 0 {
+		return "", l.err
+	}
+	head := make([]byte, min(l.size, MaxLine+1))
+	if _, err := l.file.ReadAt(head, 0); err != nil {
+		return "", berm.Errorf(berm.Internal, "audit log: %w", err)
+	}
+	var record struct{ Seq uint64 }
+	if err := json.Unmarshal(head[:max(bytes.IndexByte(head, '\n'), 0)], &record); err != nil {
+		return "", damaged(l.path, err)
+	}
+	if err := unix.Fdatasync(int(l.file.Fd())); err != nil {
+		return "", berm.Errorf(berm.Unavailable, "audit log cannot be saved: %w", err)
+	}
+	old := filepath.Join(filepath.Dir(l.path), name(record.Seq))
+	if err := os.Rename(l.path, old); err != nil {
+		return "", berm.Errorf(berm.Unavailable, "audit log: %w", err)
+	}
+	file, err := os.OpenFile(l.path, os.O_CREATE|os.O_EXCL|os.O_RDWR|os.O_APPEND, 0o600)
+	if err == nil {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	}
+	if err != nil {
+		l.err = berm.Errorf(berm.Unavailable, "audit log: %w", err)
+		return "", l.err
+	}
+	l.file.Close()
+	l.file, l.size, l.unsaved = file, 0, false
+	return old, nil
 }
 
 // encode makes a line that is at most MaxLine bytes long.
@@ -225,7 +309,7 @@ func (l *Log) syncLoop() {
 	for tick := time.NewTicker(syncEvery); ; {
 		select {
 		case <-tick.C:
-			l.sync()
+			_ = l.Sync() // l.err keeps it
 		case <-l.stop:
 			tick.Stop()
 			return
@@ -233,29 +317,36 @@ func (l *Log) syncLoop() {
 	}
 }
 
-// sync forces what was written to disk, without holding up Emit meanwhile.
-func (l *Log) sync() {
+// Sync forces what was written to disk, without holding up Emit meanwhile.
+func (l *Log) Sync() error {
+	l.syncing.Lock() // who finds nothing unsaved must not return before it is saved
+	defer l.syncing.Unlock()
 	l.mu.Lock()
-	due := l.unsaved && l.err == nil
+	due, file, err := l.unsaved && l.err == nil, l.file, l.err
 	l.unsaved = false
 	l.mu.Unlock()
 	if !due {
-		return
+		return err
 	}
-	if err := unix.Fdatasync(int(l.file.Fd())); err != nil {
+	if err := unix.Fdatasync(int(file.Fd())); err != nil {
 		l.mu.Lock()
+		defer l.mu.Unlock()
+		if l.file != file { // Rotate saved it
+			return nil
+		}
 		// The kernel forgets dirty pages after a failed sync: nobody can say what
 		// is on disk.
 		l.err = berm.Errorf(berm.Unavailable, "audit log cannot be saved: %w", err)
-		l.mu.Unlock()
+		return l.err
 	}
+	return nil
 }
 
 // Close forces what was written to disk and closes the log.
 func (l *Log) Close() error {
 	close(l.stop)
 	<-l.stopped
-	l.sync()
+	_ = l.Sync()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	err := l.err

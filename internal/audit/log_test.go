@@ -25,7 +25,7 @@ func verify(t *testing.T, path string) []Record {
 		t.Fatal(err)
 	}
 	var records []Record
-	prev := chain(nil)
+	prev := Chain(nil)
 	lines := bufio.NewScanner(bytes.NewReader(content))
 	lines.Buffer(nil, 2*MaxLine)
 	for lines.Scan() {
@@ -36,7 +36,7 @@ func verify(t *testing.T, path string) []Record {
 		if r.Seq != uint64(len(records)+1) || r.Prev != prev || r.V != Version || r.Time.IsZero() {
 			t.Fatalf("line %d does not continue the chain: %+v", len(records)+1, r)
 		}
-		prev = chain(lines.Bytes())
+		prev = Chain(lines.Bytes())
 		records = append(records, r)
 	}
 	return records
@@ -44,7 +44,7 @@ func verify(t *testing.T, path string) []Record {
 
 func open(t *testing.T, path string) *Log {
 	t.Helper()
-	l, err := Open(path)
+	l, err := Open(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestLogRefusesDamage(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log.jsonl")
 	for _, content := range []string{"not a record\n", strings.Repeat("x", 3*MaxLine)} {
 		os.WriteFile(path, []byte(content), 0o600)
-		if l, err := Open(path); err == nil {
+		if l, err := Open(path, nil); err == nil {
 			l.Close()
 			t.Errorf("a log that holds %.20q was opened", content)
 		}
@@ -110,7 +110,7 @@ func TestLogHasOneWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "log.jsonl")
 	l := open(t, path)
 	defer l.Close()
-	if _, err := Open(path); berm.KindOf(err) != berm.Conflict {
+	if _, err := Open(path, nil); berm.KindOf(err) != berm.Conflict {
 		t.Errorf("second writer: %v", err)
 	}
 }
@@ -186,7 +186,7 @@ func TestLogGoesOnWhenThereIsSpaceAgain(t *testing.T) {
 }
 
 func BenchmarkEmit(b *testing.B) {
-	l, err := Open(filepath.Join(b.TempDir(), "log.jsonl"))
+	l, err := Open(filepath.Join(b.TempDir(), "log.jsonl"), nil)
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -58,6 +58,7 @@ const (
 	// Of the log itself.
 	Gap        Type = "audit.gap"        // records were lost; data: source, count
 	KeyRotate  Type = "audit.key"        // another key signs from now on; data: KeyChange
+	Removed    Type = "audit.removed"    // old records were removed on purpose; data: Removal
 	Checkpoint Type = "audit.checkpoint" // a moment of a sandbox worth going back to in a replay
 )
 

@@ -643,7 +643,7 @@ func TestTokensDiffer(t *testing.T) {
 
 func BenchmarkCreate(b *testing.B) {
 	w := newWorld(b)
-	log, err := audit.Open(b.TempDir() + "/log")
+	log, err := audit.Open(b.TempDir()+"/log", nil)
 	if err != nil {
 		b.Fatal(err)
 	}

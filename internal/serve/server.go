@@ -106,7 +106,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("database", db.Close()) })
-	records, err := audit.Open(filepath.Join(c.Data, "audit", "log.jsonl"))
+	records, err := audit.Open(filepath.Join(c.Data, "audit", "log.jsonl"), nil)
 	if err != nil {
 		return err
 	}

@@ -140,7 +140,7 @@ func TestKeys(t *testing.T) {
 	}
 
 	path := filepath.Join(t.TempDir(), "log")
-	log, err := audit.Open(path)
+	log, err := audit.Open(path, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -41,8 +41,8 @@ type Line struct {
 
 // Source is records and their blobs: a log, or an export of one.
 type Source interface {
-	// Records yields the records from a number on, in order. It goes on after an error in
-	// the content of a line, whose number is that of the line before and one more.
+	// Records yields the records from a number on, in order. It goes on after a line that is
+	// not a record, which comes with an error and its bytes.
 	Records(from uint64) iter.Seq2[Line, error]
 	// Blob opens content by its hash, which the reader has to check. Kind NotFound.
 	Blob(sha256 string) (io.ReadCloser, error)
@@ -90,72 +90,98 @@ func (d Dir) segments() (names []string, firsts []uint64, err error) {
 
 // Records implements Source.
 func (d Dir) Records(from uint64) iter.Seq2[Line, error] {
-	return func(yield func(Line, error) bool) {
+	return func(yield func(Line, error) bool) { records(d.raw(from), from, yield) }
+}
+
+// records yields the records of lines, from a number on.
+func records(lines iter.Seq2[[]byte, error], from uint64, yield func(Line, error) bool) {
+	for raw, err := range lines {
+		line := Line{Raw: raw}
+		if err == nil {
+			if err = json.Unmarshal(raw, &line.Record); err != nil {
+				err = fmt.Errorf("this is not a record: %w", err)
+			} else if line.Seq < from {
+				continue
+			}
+		}
+		if !yield(line, err) {
+			return
+		}
+	}
+}
+
+// raw yields the lines of the files that can hold a record from a number on. A line is valid
+// until the next one; an error without one is the last.
+func (d Dir) raw(from uint64) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) {
 		names, firsts, err := d.segments()
 		if err != nil {
-			yield(Line{}, err)
+			yield(nil, err)
 			return
 		}
 		for i, name := range names {
 			if i+1 < len(names) && firsts[i+1] > 0 && firsts[i+1] <= from {
 				continue
 			}
-			if !d.file(name, from, yield) {
-				return
+			for raw, err := range d.file(name) {
+				if !yield(raw, err) || raw == nil {
+					return
+				}
 			}
 		}
 	}
 }
 
-// file yields the records of one file and reports whether to go on.
-func (d Dir) file(name string, from uint64, yield func(Line, error) bool) bool {
+// file yields the lines of one file.
+func (d Dir) file(name string) iter.Seq2[[]byte, error] {
+	return func(yield func([]byte, error) bool) { d.eachLine(name, yield) }
+}
+
+func (d Dir) eachLine(name string, yield func([]byte, error) bool) {
 	f, err := os.Open(filepath.Join(string(d), name))
 	if errors.Is(err, fs.ErrNotExist) && name != current { // packed meanwhile
 		name = strings.TrimSuffix(name, plainEnd) + packedEnd
 		f, err = os.Open(filepath.Join(string(d), name))
 	}
 	if errors.Is(err, fs.ErrNotExist) && name == current {
-		return true
+		return
 	}
 	if err != nil {
-		return yield(Line{}, berm.Errorf(berm.KindOf(err), "audit log: %w", err))
+		yield(nil, berm.Errorf(berm.KindOf(err), "audit log: %w", err))
+		return
 	}
 	defer f.Close()
 	var content io.Reader = f
 	if strings.HasSuffix(name, packedEnd) {
 		unpacked, err := zstd.NewReader(f, zstd.WithDecoderConcurrency(1), zstd.WithDecoderMaxMemory(64<<20))
 		if err != nil {
-			return yield(Line{}, berm.Errorf(berm.Internal, "audit log %s: %w", name, err))
+			yield(nil, berm.Errorf(berm.Internal, "audit log %s: %w", name, err))
+			return
 		}
 		defer unpacked.Close()
 		content = unpacked
 	}
-	return lines(content, name, from, name == current, yield)
+	lines(content, name, name == current, yield)
 }
 
-// lines yields the records that content has, a line each. The last line of a log that is
-// being written may be half there: growing leaves it out.
-func lines(content io.Reader, name string, from uint64, growing bool, yield func(Line, error) bool) bool {
+// lines yields the lines that content has. The last line of a log that is being written may
+// be half there: growing leaves it out.
+func lines(content io.Reader, name string, growing bool, yield func([]byte, error) bool) {
 	r := bufio.NewReaderSize(content, 2*audit.MaxLine)
 	for n := 1; ; n++ {
 		raw, err := r.ReadSlice('\n')
 		switch {
 		case err == io.EOF && (len(raw) == 0 || growing):
-			return true
+			return
 		case err == io.EOF:
-			return yield(Line{}, fmt.Errorf("%s: line %d is cut off", name, n))
+			err = errors.New("it is cut off")
+			fallthrough
 		case err != nil:
-			return yield(Line{}, fmt.Errorf("%s: line %d: %w", name, n, err))
+			yield(nil, fmt.Errorf("%s: line %d: %w", name, n, err))
+			return
 		}
-		line := Line{Raw: raw[:len(raw)-1]}
-		if err := json.Unmarshal(line.Raw, &line.Record); err != nil {
-			if !yield(line, fmt.Errorf("%s: line %d is not a record: %w", name, n, err)) {
-				return false
-			}
-			continue
-		}
-		if line.Seq >= from && !yield(line, nil) {
-			return false
+		if !yield(raw[:len(raw)-1:len(raw)-1], nil) {
+			return
 		}
 	}
 }

@@ -1,0 +1,375 @@
+package trail
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/klauspost/compress/zstd"
+	"golang.org/x/mod/sumdb/note"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+)
+
+// When a checkpoint is signed and a file of the log is full.
+const (
+	checkpointEvery   = 5 * time.Second // if there are new records
+	checkpointRecords = 1000
+	segmentSize       = 64 << 20 // bytes
+)
+
+// Names of files beside those of Dir.
+const (
+	treeFile       = "tree"
+	checkpointFile = "checkpoints.jsonl"
+)
+
+// Log is the writer of a log that proves itself: audit.Log in files of bounded size, with a
+// hash tree over its lines, signed. It has one writer at a time; the methods are safe for
+// concurrent use.
+type Log struct {
+	*audit.Log
+	dir    string
+	origin string
+	boot   string
+	errors *slog.Logger
+
+	mu   sync.Mutex // of the tree, which follows the log under its lock
+	tree *tree
+
+	signing     sync.Mutex // one checkpoint at a time
+	key         note.Signer
+	checkpoints *stringsFile
+	signed      uint64 // lines of the last checkpoint
+	anchors     []Anchor
+
+	due     chan struct{}
+	stop    chan struct{}
+	stopped chan struct{}
+}
+
+// Anchor keeps checkpoints where whoever holds the log cannot change them.
+type Anchor interface {
+	// Keep is called with each signed checkpoint, one at a time.
+	Keep(checkpoint string) error
+}
+
+// Options are what a log is opened with.
+type Options struct {
+	Log     *slog.Logger // of what goes wrong beside records; nil is the default
+	Anchors []Anchor
+}
+
+// Open opens or creates the log in dir. Kinds as of audit.Open, and Internal when the log has
+// fewer records than were signed.
+func Open(dir string, o Options) (*Log, error) {
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
+	records, err := audit.Open(filepath.Join(dir, current), l)
+	if err != nil {
+		return nil, err
+	}
+	l.Log = records
+	if err := l.open(); err != nil {
+		return nil, errors.Join(err, records.Close())
+	}
+	go l.run()
+	return l, nil
+}
+
+// open reads what is beside the records.
+func (l *Log) open() error {
+	key, handovers, err := loadKey(l.dir)
+	if err != nil {
+		return err
+	}
+	l.key, l.origin = key, key.Name()
+	keys, err := keyChain(handovers)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "audit log: %w", err)
+	}
+	notes, err := readStrings(filepath.Join(l.dir, checkpointFile))
+	if err != nil {
+		return err
+	}
+	var last Checkpoint
+	if len(notes) > 0 {
+		if last, _, err = openCheckpoint(notes[len(notes)-1], keys); err != nil {
+			return berm.Errorf(berm.Internal, "the last checkpoint of the audit log: %w", err)
+		}
+	}
+	l.signed = last.Size
+	if have := l.Seq(); have < l.signed {
+		return damaged(l.dir, fmt.Sprintf("has %d records, and %d were signed: it was cut or replaced", have, l.signed))
+	}
+	if l.checkpoints, err = openStrings(filepath.Join(l.dir, checkpointFile)); err != nil {
+		return err
+	}
+	tree, err := l.openTree(last)
+	if err != nil {
+		return err
+	}
+	l.mu.Lock()
+	l.tree = tree
+	l.mu.Unlock()
+	for _, name := range l.unpacked() {
+		if err := l.pack(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// openTree reads the tree as far as it is what was signed, and makes the rest from the lines,
+// all of it if the file is not.
+func (l *Log) openTree(last Checkpoint) (*tree, error) {
+	path := filepath.Join(l.dir, treeFile)
+	t, err := openTree(path, last.Size)
+	if err != nil {
+		return nil, err
+	}
+	if t.size != last.Size || last.Size > 0 && t.root() != last.Root {
+		t.file.Close()
+		if t, err = openTree(path, 0); err != nil {
+			return nil, err
+		}
+	}
+	for line, err := range Dir(l.dir).Records(t.size + 1) {
+		if err == nil && line.Seq != t.size+1 {
+			err = fmt.Errorf("record %d follows record %d", line.Seq, t.size)
+		}
+		if err != nil {
+			return nil, damaged(l.dir, fmt.Sprintf("cannot be read: %v", err))
+		}
+		if t.add(line.Raw); t.size == last.Size && t.root() != last.Root {
+			return nil, damaged(l.dir, fmt.Sprintf("is not what was signed: a record up to %d was changed", last.Size))
+		}
+	}
+	return t, nil
+}
+
+func damaged(dir, what string) error {
+	return berm.Errorf(berm.Internal, "the audit log in %s %s", dir, what).
+		WithHint("`berm audit verify` names the record; keep the directory for inspection under another name, and a new log is started")
+}
+
+// Last implements audit.Keeper: the chain goes on over files.
+func (l *Log) Last() ([]byte, error) {
+	names, _, err := Dir(l.dir).segments()
+	if err != nil {
+		return nil, err
+	}
+	if len(names) < 2 {
+		return nil, nil
+	}
+	var last []byte
+	for line, err := range Dir(l.dir).file(names[len(names)-2]) {
+		if err != nil {
+			return nil, berm.Errorf(berm.Internal, "audit log: %w", err)
+		}
+		last = append(last[:0], line...)
+	}
+	return last, nil
+}
+
+// Appended implements audit.Keeper.
+func (l *Log) Appended(line []byte) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.tree == nil { // open reads it
+		return
+	}
+	l.tree.add(line)
+	if l.tree.size%checkpointRecords == 0 {
+		select {
+		case l.due <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// run signs checkpoints and begins new files.
+func (l *Log) run() {
+	defer close(l.stopped)
+	tick := time.NewTicker(checkpointEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+		case <-l.due:
+		case <-l.stop:
+			return
+		}
+		if err := l.Checkpoint(); err != nil {
+			l.errors.Error("audit log is not signed", "error", err)
+		}
+		if l.Size() > segmentSize {
+			if err := l.rotate(); err != nil {
+				l.errors.Error("audit log goes on in a large file", "error", err)
+			}
+		}
+	}
+}
+
+// Checkpoint forces all records so far to disk and signs them, unless that was done.
+func (l *Log) Checkpoint() error {
+	l.signing.Lock()
+	defer l.signing.Unlock()
+	return l.checkpoint()
+}
+
+// checkpoint is Checkpoint. The caller holds signing.
+func (l *Log) checkpoint() error {
+	l.mu.Lock()
+	c := Checkpoint{Origin: l.origin, Size: l.tree.size, Root: l.tree.root(), Time: time.Now(), Boot: l.boot}
+	hashes := l.tree.take()
+	l.mu.Unlock()
+	// Only Checkpoint writes them; should that fail, they are made again from the lines
+	// when the log is opened.
+	if err := l.tree.save(hashes); err != nil {
+		return berm.Errorf(berm.Unavailable, "audit tree: %w", err)
+	}
+	if c.Size == l.signed {
+		return nil
+	}
+	// What is signed must outlive the machine: a log with fewer records would look cut.
+	if err := l.Sync(); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("audit/sign"); err != nil {
+		return err
+	}
+	text, err := sign(c, l.key)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "audit checkpoint: %w", err)
+	}
+	if err := l.checkpoints.add(text); err != nil {
+		return err
+	}
+	l.signed = c.Size
+	var failed []error
+	for _, a := range l.anchors {
+		failed = append(failed, a.Keep(text))
+	}
+	return errors.Join(failed...)
+}
+
+// rotate begins a new file and packs the old one.
+func (l *Log) rotate() error {
+	old, err := l.Rotate(func(first uint64) string { return fmt.Sprintf("%s%020d%s", segment, first, plainEnd) })
+	if err != nil || old == "" {
+		return err
+	}
+	if err := failpoint.Hit("audit/rotate"); err != nil {
+		return err
+	}
+	return l.pack(filepath.Base(old))
+}
+
+// unpacked are old files that a crash left as they were.
+func (l *Log) unpacked() []string {
+	names, _, err := Dir(l.dir).segments()
+	if err != nil {
+		return nil
+	}
+	return slices.DeleteFunc(names, func(name string) bool { return name == current || strings.HasSuffix(name, packedEnd) })
+}
+
+// pack compresses a file of the log. Readers find one or the other at any time.
+func (l *Log) pack(name string) error {
+	plain := filepath.Join(l.dir, name)
+	packed := strings.TrimSuffix(plain, plainEnd) + packedEnd
+	in, err := os.Open(plain)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "audit log: %w", err)
+	}
+	defer in.Close()
+	out, err := os.OpenFile(packed+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
+	}
+	w, err := zstd.NewWriter(out, zstd.WithEncoderConcurrency(1))
+	if err == nil {
+		if _, err = io.Copy(w, in); err == nil {
+			err = w.Close()
+		}
+	}
+	if err == nil {
+		err = out.Sync()
+	}
+	err = errors.Join(err, out.Close())
+	if err == nil {
+		err = os.Rename(packed+".new", packed)
+	}
+	if err == nil {
+		if err = failpoint.Hit("audit/pack"); err != nil {
+			return err
+		}
+		err = os.Remove(plain)
+	}
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
+	}
+	return nil
+}
+
+// RotateKey has another key sign from now on. The old one vouches for it.
+func (l *Log) RotateKey() error {
+	l.signing.Lock()
+	defer l.signing.Unlock()
+	if err := l.checkpoint(); err != nil { // by the old key
+		return err
+	}
+	key, text, err := rotateKey(l.dir, l.key)
+	if err != nil {
+		return err
+	}
+	l.key = key
+	_, public, err := parseHandover(text)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "audit key: %w", err)
+	}
+	return l.Emit(audit.Record{
+		Actor: audit.Actor{Type: "system"}, Type: audit.KeyRotate, Src: "audit", Trust: audit.TrustHost, Outcome: audit.OK,
+		Data: audit.KeyChange{New: public},
+	})
+}
+
+// Close signs what was written and closes the log.
+func (l *Log) Close() error {
+	close(l.stop)
+	<-l.stopped
+	err := errors.Join(l.Checkpoint(), l.Log.Close())
+	return errors.Join(err, l.tree.file.Close(), l.checkpoints.file.Close())
+}
+
+// Keys returns the public keys that signed the log in dir, the first first. Kind NotFound
+// when nothing was signed.
+func Keys(dir string) ([]note.Verifier, error) {
+	handovers, err := readStrings(filepath.Join(dir, handoverFile))
+	if err != nil {
+		return nil, err
+	}
+	if len(handovers) == 0 {
+		if _, err := os.Stat(filepath.Join(dir, handoverFile)); errors.Is(err, fs.ErrNotExist) {
+			return nil, berm.Errorf(berm.NotFound, "the log in %s is not signed", dir)
+		}
+	}
+	keys, err := keyChain(handovers)
+	if err != nil {
+		return keys, berm.Errorf(berm.Internal, "audit log: %w", err)
+	}
+	return keys, nil
+}

@@ -1,0 +1,584 @@
+package trail
+
+import (
+	"archive/zip"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+)
+
+func open(t testing.TB, dir string) *Log {
+	t.Helper()
+	l, err := Open(dir, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func emit(t testing.TB, l *Log, n int) {
+	t.Helper()
+	for i := range n {
+		r := audit.Record{
+			Sandbox: berm.SandboxID(fmt.Sprintf("sbx%d", i%3)), Actor: audit.Actor{Type: "key", ID: "k"}, Type: audit.APICall, Src: "api",
+			Trust: audit.TrustHost, Outcome: audit.OK, Data: map[string]any{"route": "GET /sandboxes", "status": 200 + i},
+		}
+		if i%10 == 4 {
+			b, err := audit.NewBlob(l.dir, audit.KindContent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			fmt.Fprintf(b, "content %d", i)
+			blob, err := b.Commit()
+			if err != nil {
+				t.Fatal(err)
+			}
+			r.Blobs = []audit.Blob{blob}
+		}
+		if err := l.Emit(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func closeLog(t testing.TB, l *Log) {
+	t.Helper()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func verify(t testing.TB, dir string, trust Trust) *Report {
+	t.Helper()
+	r, err := Verify(dir, trust)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// whole fails the test unless the log has n records and nothing is wrong.
+func whole(t testing.TB, dir string, n uint64) *Report {
+	t.Helper()
+	r := verify(t, dir, Trust{})
+	if len(r.Problems) > 0 || r.Records != n || r.SignedTo != n {
+		t.Fatalf("want %d whole records: %+v", n, r)
+	}
+	return r
+}
+
+// makeLog makes a log of three openings, two keys and two files.
+func makeLog(t testing.TB, dir string) {
+	t.Helper()
+	l := open(t, dir)
+	emit(t, l, 17)
+	closeLog(t, l)
+	l = open(t, dir)
+	emit(t, l, 8)
+	if err := l.rotate(); err != nil {
+		t.Fatal(err)
+	}
+	emit(t, l, 5)
+	if err := l.RotateKey(); err != nil { // one record
+		t.Fatal(err)
+	}
+	closeLog(t, l)
+	l = open(t, dir)
+	emit(t, l, 19)
+	closeLog(t, l)
+}
+
+const made = 50 // records of makeLog
+
+func TestLogVerifies(t *testing.T) {
+	dir := t.TempDir()
+	makeLog(t, dir)
+	r := whole(t, dir, made)
+	if len(r.Keys) != 2 || r.Blobs == 0 || r.Checkpoints < 3 {
+		t.Errorf("%+v", r)
+	}
+	if r := verify(t, dir, Trust{Key: r.Keys[0]}); len(r.Problems) > 0 || r.Trusted == "" {
+		t.Errorf("%+v", r)
+	}
+	names, _ := filepath.Glob(filepath.Join(dir, "log*"))
+	if len(names) != 2 || !strings.HasSuffix(names[0], "log-00000000000000000001.jsonl.zst") {
+		t.Errorf("files %v", names)
+	}
+	n := uint64(0)
+	for line, err := range Dir(dir).Records(20) {
+		if err != nil || line.Seq != 20+n {
+			t.Fatalf("record %d, %v; want %d", line.Seq, err, 20+n)
+		}
+		n++
+	}
+	if n != made-19 {
+		t.Errorf("%d records from 20 on", n)
+	}
+}
+
+// A log that another program made, or an earlier version, gets a key and a tree when it is
+// opened.
+func TestOldLogIsSignedFromNowOn(t *testing.T) {
+	dir := t.TempDir()
+	old, err := audit.Open(filepath.Join(dir, current), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 7 {
+		if err := old.Emit(audit.Record{Type: audit.APICall}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := old.Close(); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, dir)
+	emit(t, l, 3)
+	closeLog(t, l)
+	whole(t, dir, 10)
+}
+
+func TestTreeIsMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	makeLog(t, dir)
+	for _, damage := range []func(path string) error{
+		os.Remove,
+		func(path string) error { return os.Truncate(path, 33) },
+		func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("x"), 32*10), 0o600) },
+	} {
+		if err := damage(filepath.Join(dir, treeFile)); err != nil {
+			t.Fatal(err)
+		}
+		l := open(t, dir)
+		emit(t, l, 3)
+		closeLog(t, l)
+		whole(t, dir, l.signed)
+	}
+}
+
+// Whatever single thing is changed in a log that was closed, the check finds it, and names no
+// record after the one that was changed.
+func TestEveryEditIsFound(t *testing.T) {
+	original := t.TempDir()
+	makeLog(t, original)
+	rounds := 100
+	if os.Getenv("BERM_TEST_ALL") != "" {
+		rounds = 1000
+	}
+	random := rand.New(rand.NewPCG(1, uint64(rounds)))
+	for round := range rounds {
+		dir := filepath.Join(t.TempDir(), "log")
+		if err := os.CopyFS(dir, os.DirFS(original)); err != nil {
+			t.Fatal(err)
+		}
+		what, seq := edit(t, dir, random)
+		r := verify(t, dir, Trust{})
+		if len(r.Problems) == 0 {
+			t.Fatalf("round %d: %s was not found", round, what)
+		}
+		if first := r.Problems[0].Seq; seq > 0 && first != seq {
+			t.Fatalf("round %d: %s: the first bad record is %d and not %d: %v", round, what, first, seq, r.Problems)
+		}
+	}
+}
+
+// edit changes one thing and returns which record it concerns, 0 if not a certain one.
+func edit(t *testing.T, dir string, random *rand.Rand) (what string, seq uint64) {
+	t.Helper()
+	path := filepath.Join(dir, current)
+	const first = 26 // record of the current file
+	content, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.SplitAfter(string(content), "\n")
+	lines = lines[:len(lines)-1]
+	i := random.IntN(len(lines))
+	write := func(lines []string) {
+		if err := os.WriteFile(path, []byte(strings.Join(lines, "")), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	flip := func(path string) {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		content[random.IntN(len(content)-1)] ^= 1 << random.IntN(7)
+		if err := os.WriteFile(path, content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	blobs, err := filepath.Glob(filepath.Join(dir, audit.BlobDir, "??", "*"))
+	if err != nil || len(blobs) == 0 {
+		t.Fatal("there are no blobs")
+	}
+	switch random.IntN(11) {
+	case 0:
+		b := []byte(lines[i])
+		at := random.IntN(len(b) - 1)
+		b[at] ^= 1 << random.IntN(7)
+		lines[i] = string(b)
+		write(lines)
+		if b[at] == '\n' { // another line by number
+			return fmt.Sprintf("a bit of byte %d of record %d", at, first+i), 0
+		}
+		return fmt.Sprintf("a bit of byte %d of record %d", at, first+i), uint64(first + i)
+	case 1:
+		write(append(lines[:i:i], lines[i+1:]...))
+		return fmt.Sprintf("record %d without", first+i), uint64(first + i)
+	case 2:
+		i = random.IntN(len(lines) - 1)
+		lines[i], lines[i+1] = lines[i+1], lines[i]
+		write(lines)
+		return fmt.Sprintf("records %d and the next exchanged", first+i), uint64(first + i)
+	case 3:
+		write(lines[:i])
+		return fmt.Sprintf("cut before record %d", first+i), uint64(first + i)
+	case 4:
+		write(append(append(lines[:i:i], lines[i]), lines[i:]...))
+		return fmt.Sprintf("record %d twice", first+i), 0
+	case 5: // changed, and all hashes after it made again
+		prev := ""
+		for j := i; j < len(lines); j++ {
+			var r map[string]any
+			if err := json.Unmarshal([]byte(lines[j]), &r); err != nil {
+				t.Fatal(err)
+			}
+			if j == i {
+				r["reason"] = "forged"
+			} else {
+				r["prev"] = prev
+			}
+			line, err := json.Marshal(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			lines[j], prev = string(line)+"\n", audit.Chain(line)
+		}
+		write(lines)
+		return fmt.Sprintf("record %d and the chain after it", first+i), uint64(first + i)
+	case 6:
+		flip(blobs[random.IntN(len(blobs))])
+		return "a bit of a blob", 0
+	case 7:
+		if err := os.Remove(blobs[random.IntN(len(blobs))]); err != nil {
+			t.Fatal(err)
+		}
+		return "a blob without", 0
+	case 8:
+		flip(filepath.Join(dir, checkpointFile))
+		return "a bit of a checkpoint", 0
+	case 9: // another key signs all
+		other := t.TempDir()
+		makeLog(t, other)
+		for _, name := range []string{keyFile, handoverFile} {
+			content, err := os.ReadFile(filepath.Join(other, name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(dir, name), content, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return "the keys of another log", 0
+	default:
+		flip(filepath.Join(dir, handoverFile))
+		return "a bit of a key", 0
+	}
+}
+
+// A log that was put back to an earlier state of it, with all that is beside it, is whole by
+// itself: what was kept outside finds it, and so does the key when all of it is another log.
+func TestRollbackIsFoundFromOutside(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	emit(t, l, 20)
+	closeLog(t, l)
+	earlier := t.TempDir()
+	if err := os.CopyFS(earlier, os.DirFS(dir)); err != nil {
+		t.Fatal(err)
+	}
+	var kept anchor
+	l, err := Open(dir, Options{Anchors: []Anchor{&kept}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	emit(t, l, 20)
+	closeLog(t, l)
+	if r := verify(t, dir, Trust{Anchors: kept}); len(r.Problems) > 0 || r.Anchored != 40 {
+		t.Errorf("%+v", r)
+	}
+	if r := verify(t, earlier, Trust{}); len(r.Problems) > 0 {
+		t.Errorf("the earlier state is not whole: %+v", r)
+	}
+	if r := verify(t, earlier, Trust{Anchors: kept}); len(r.Problems) == 0 || r.Problems[0].Seq != 21 {
+		t.Errorf("rolled back: %+v", r)
+	}
+	other := t.TempDir()
+	makeLog(t, other)
+	key := verify(t, dir, Trust{}).Keys[0]
+	if r := verify(t, other, Trust{Key: key}); len(r.Problems) == 0 {
+		t.Error("another log passes for this one")
+	}
+}
+
+type anchor []string
+
+func (a *anchor) Keep(checkpoint string) error { *a = append(*a, checkpoint); return nil }
+
+func export(t *testing.T, dir string, sandbox berm.SandboxID) []byte {
+	t.Helper()
+	var b bytes.Buffer
+	if err := Export(&b, dir, sandbox); err != nil {
+		t.Fatal(err)
+	}
+	return b.Bytes()
+}
+
+func verifyExport(t *testing.T, content []byte, trust Trust) *Report {
+	t.Helper()
+	a, err := OpenArchive(bytes.NewReader(content), int64(len(content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a.Verify(trust)
+}
+
+func TestExport(t *testing.T) {
+	dir := t.TempDir()
+	makeLog(t, dir)
+	key := verify(t, dir, Trust{}).Keys[0]
+	for sandbox, n := range map[berm.SandboxID]uint64{"": made, "sbx1": 17} {
+		content := export(t, dir, sandbox)
+		r := verifyExport(t, content, Trust{Key: key})
+		if len(r.Problems) > 0 || r.Records != n || r.Trusted != key || r.Blobs == 0 {
+			t.Errorf("%q: %+v", sandbox, r)
+		}
+		a, err := OpenArchive(bytes.NewReader(content), int64(len(content)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line, err := range a.Records(0) {
+			if err != nil || sandbox != "" && line.Sandbox != sandbox {
+				t.Fatalf("%+v, %v", line, err)
+			}
+		}
+	}
+	other := t.TempDir()
+	makeLog(t, other)
+	if r := verifyExport(t, export(t, other, ""), Trust{Key: key}); len(r.Problems) == 0 {
+		t.Error("an export of another log passes")
+	}
+	if err := Export(io.Discard, dir, "absent"); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("an absent sandbox: %v", err)
+	}
+}
+
+// Every edit of a file in an export is found, and the record is named where it is one.
+func TestEveryEditOfAnExportIsFound(t *testing.T) {
+	dir := t.TempDir()
+	makeLog(t, dir)
+	content := export(t, dir, "sbx1")
+	original, err := zip.NewReader(bytes.NewReader(content), int64(len(content)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	random := rand.New(rand.NewPCG(2, 3))
+	for round := range 200 {
+		victim := original.File[random.IntN(len(original.File))]
+		how := random.IntN(4)
+		var b bytes.Buffer
+		w := zip.NewWriter(&b)
+		var seq uint64
+		for _, f := range original.File {
+			r, err := f.Open()
+			if err != nil {
+				t.Fatal(err)
+			}
+			text, err := io.ReadAll(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if f == victim {
+				switch {
+				case how == 0:
+					continue // left out
+				case how == 1:
+					text[random.IntN(len(text))] ^= 1 << random.IntN(7)
+				case how == 2 && len(text) > 1:
+					text = text[:random.IntN(len(text)-1)]
+				case f.Name == exportRecords:
+					lines := bytes.SplitAfter(bytes.TrimSuffix(text, []byte("\n")), []byte("\n"))
+					i := random.IntN(len(lines))
+					var h header
+					if err := json.Unmarshal(lines[i], &h); err != nil {
+						t.Fatal(err)
+					}
+					seq = h.Seq
+					text = bytes.Join(slices.Delete(lines, i, i+1), nil)
+				default:
+					text = append(text, text...)
+				}
+			}
+			out, err := w.Create(f.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := out.Write(text); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		a, err := OpenArchive(bytes.NewReader(b.Bytes()), int64(b.Len()))
+		if err != nil {
+			continue
+		}
+		r := a.Verify(Trust{})
+		if len(r.Problems) == 0 {
+			t.Fatalf("round %d: edit %d of %s was not found", round, how, victim.Name)
+		}
+		if seq > 0 && !slices.ContainsFunc(r.Problems, func(p Problem) bool { return p.Seq == seq }) {
+			t.Fatalf("round %d: record %d was taken away: %v", round, seq, r.Problems)
+		}
+	}
+}
+
+func FuzzExport(f *testing.F) {
+	dir := f.TempDir()
+	makeLog(f, dir)
+	var b bytes.Buffer
+	if err := Export(&b, dir, "sbx1"); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b.Bytes())
+	f.Fuzz(func(t *testing.T, content []byte) {
+		if a, err := OpenArchive(bytes.NewReader(content), int64(len(content))); err == nil {
+			a.Verify(Trust{})
+			for line, err := range a.Records(0) {
+				_, _ = line, err
+			}
+		}
+	})
+}
+
+func FuzzManifest(f *testing.F) {
+	f.Add(manifest{Origin: "o", Seqs: []uint64{1, 2, 5}, Files: map[string]string{"a": strings.Repeat("0", 64)}}.text())
+	f.Fuzz(func(t *testing.T, text string) {
+		if strings.Count(text, "-") > 3 { // numbers take memory
+			return
+		}
+		m, err := parseManifest(text)
+		if err != nil {
+			return
+		}
+		if again, err := parseManifest(m.text()); err != nil || !slices.Equal(again.Seqs, m.Seqs) {
+			t.Fatalf("%+v, %v", again, err)
+		}
+	})
+}
+
+// A log with fewer records than were signed is not written to.
+func TestCutLogIsNotOpened(t *testing.T) {
+	dir := t.TempDir()
+	makeLog(t, dir)
+	if err := os.Truncate(filepath.Join(dir, current), 0); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(dir, Options{}); berm.KindOf(err) != berm.Internal || !strings.Contains(err.Error(), "signed") {
+		t.Errorf("opened: %v", err)
+	}
+}
+
+func TestBlobIsOpenedByHashOnly(t *testing.T) {
+	dir := Dir(t.TempDir())
+	for _, name := range []string{"", "../../etc/passwd", strings.Repeat("g", 64), strings.Repeat("A", 64)} {
+		if _, err := dir.Blob(name); berm.KindOf(err) != berm.Invalid {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+	if _, err := dir.Blob(strings.Repeat("0", 64)); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("absent: %v", err)
+	}
+}
+
+func BenchmarkEmit(b *testing.B) {
+	l := open(b, b.TempDir())
+	defer l.Close()
+	batch := make([]audit.Record, 64)
+	for i := range batch {
+		batch[i] = audit.Record{Type: audit.ProcExec, Sandbox: "i0aaaaaaaaaaaaaaaaaaa", Trust: audit.TrustHost, Data: audit.Process{PID: 7, Exe: "/usr/bin/true", Argv: []string{"true"}}}
+	}
+	for b.Loop() {
+		if err := l.EmitAll(batch); err != nil {
+			b.Fatal(err)
+		}
+	}
+	b.ReportMetric(float64(b.N*len(batch))/b.Elapsed().Seconds(), "records/s")
+}
+
+func BenchmarkVerify(b *testing.B) {
+	dir := b.TempDir()
+	l := open(b, dir)
+	const n = 200_000
+	emit(b, l, n/100)
+	batch := make([]audit.Record, 1000)
+	for i := range batch {
+		batch[i] = audit.Record{Type: audit.ProcExec, Sandbox: "i0aaaaaaaaaaaaaaaaaaa", Trust: audit.TrustHost, Data: audit.Process{PID: 7, Exe: "/usr/bin/true", Argv: []string{"true"}}}
+	}
+	for range n / len(batch) {
+		if err := l.EmitAll(batch); err != nil {
+			b.Fatal(err)
+		}
+	}
+	closeLog(b, l)
+	records := uint64(0)
+	for b.Loop() {
+		r := verify(b, dir, Trust{})
+		if len(r.Problems) > 0 {
+			b.Fatal(r.Problems)
+		}
+		records += r.Records
+	}
+	b.ReportMetric(float64(records)/b.Elapsed().Seconds(), "records/s")
+}
+
+func FuzzCheckpoint(f *testing.F) {
+	f.Add("origin\n5\nAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=\ntime 2026-01-01T00:00:00Z\nboot x\n")
+	f.Fuzz(func(t *testing.T, text string) {
+		c, err := parseCheckpoint(text)
+		if err == nil {
+			if again, err := parseCheckpoint(c.text()); err != nil || again.Size != c.Size || again.Root != c.Root {
+				t.Fatalf("%+v, %v", again, err)
+			}
+		}
+	})
+}
+
+func FuzzLines(f *testing.F) {
+	f.Add([]byte("{\"v\":1,\"seq\":1}\n{\n\n"))
+	f.Fuzz(func(t *testing.T, content []byte) {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, current), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Verify(dir, Trust{}); err != nil {
+			t.Fatal(err)
+		}
+		for line, err := range Dir(dir).Records(0) {
+			_, _ = line, err
+		}
+	})
+}
