@@ -37,6 +37,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 	}
 	machine = []*cobra.Command{
 		newServeCommand(),
+		newAuditCommand(),
 		newKeyCommand(),
 		newTemplateCommand(),
 		newContextCommand(),

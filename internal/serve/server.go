@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -23,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/api/router"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/capture"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
@@ -70,6 +72,9 @@ type Config struct {
 	// Claims keeps IDs apart from those of other servers of this machine; nil does not.
 	Claims *claim.File
 
+	// AuditAnchors are files, and AuditWitnesses URLs, that get the checkpoints of the audit log.
+	AuditAnchors, AuditWitnesses []string
+
 	Templates control.Templates
 	// Drivers makes the drivers of this machine, once the data directory is held.
 	Drivers func() ([]berm.Driver, error)
@@ -77,6 +82,22 @@ type Config struct {
 	Hold func(ctx context.Context, spec berm.Spec) error
 	Log  *slog.Logger
 	Out  io.Writer // for what a person must read, once
+}
+
+// audit opens the log of records.
+func (c *Config) audit() (*trail.Log, error) {
+	options := trail.Options{Log: c.Log}
+	for _, path := range c.AuditAnchors {
+		options.Anchors = append(options.Anchors, trail.FileAnchor(path))
+	}
+	for _, witness := range c.AuditWitnesses {
+		u, err := url.Parse(witness)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return nil, berm.Errorf(berm.Invalid, "--audit-witness %q is not an http or https URL", witness)
+		}
+		options.Anchors = append(options.Anchors, trail.WitnessAnchor(witness))
+	}
+	return trail.Open(filepath.Join(c.Data, "audit"), options)
 }
 
 // What a sandbox may reach when its creator says nothing.
@@ -106,7 +127,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("database", db.Close()) })
-	records, err := audit.Open(filepath.Join(c.Data, "audit", "log.jsonl"), nil)
+	records, err := c.audit()
 	if err != nil {
 		return err
 	}
@@ -278,7 +299,7 @@ func firstKey(ctx context.Context, db *store.DB, bootstrap string) (string, erro
 }
 
 // drainLoop moves audit records that key commands left into the log.
-func drainLoop(ctx context.Context, db *store.DB, records *audit.Log, log *slog.Logger) {
+func drainLoop(ctx context.Context, db *store.DB, records audit.Emitter, log *slog.Logger) {
 	for tick := time.NewTicker(time.Second); ; {
 		select {
 		case <-ctx.Done():

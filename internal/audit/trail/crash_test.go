@@ -32,6 +32,12 @@ func writer(dir string) {
 				os.Exit(1)
 			}
 		}
+		if i%150 == 149 {
+			if err := l.RotateKey(); err != nil {
+				fmt.Println("key:", err)
+				os.Exit(1)
+			}
+		}
 		if i%100 == 99 {
 			if err := l.rotate(); err != nil {
 				fmt.Println("rotate:", err)

@@ -184,9 +184,13 @@ func (g gather) ReadHashes(indexes []int64) ([]tlog.Hash, error) {
 // the proof that this is what was signed, to w. It reaches to the last checkpoint. It needs to
 // read the key of the log. Kinds: NotFound when there are no records, Denied, Internal.
 func Export(w io.Writer, dir string, sandbox berm.SandboxID) error {
-	keys, err := Keys(dir)
+	handovers, err := os.ReadFile(filepath.Join(dir, handoverFile))
 	if err != nil {
-		return err
+		return berm.Errorf(berm.KindOf(err), "the keys of the log: %w", err)
+	}
+	keys, err := keyChain(parseStrings(handovers))
+	if err != nil {
+		return berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
 	signer, err := exportKey(dir)
 	if err != nil {
@@ -211,7 +215,7 @@ func Export(w io.Writer, dir string, sandbox berm.SandboxID) error {
 	defer hashes.Close()
 
 	archive := zip.NewWriter(w)
-	m := manifest{Origin: keys[0].Name(), Sandbox: sandbox, Through: checkpoint.Size, Time: time.Now(), Files: map[string]string{}}
+	m := manifest{Origin: checkpoint.Origin, Sandbox: sandbox, Through: checkpoint.Size, Time: time.Now(), Files: map[string]string{}}
 	g := gather{from: hashFile{hashes}, proof: proof{Nodes: map[int64]tlog.Hash{}}}
 	blobs := map[string]bool{}
 	// Records first: the rest is known when they are written.
@@ -252,10 +256,6 @@ func Export(w io.Writer, dir string, sandbox berm.SandboxID) error {
 	text, err := json.Marshal(g.proof)
 	if err != nil {
 		return berm.Errorf(berm.Internal, "export: %w", err)
-	}
-	handovers, err := os.ReadFile(filepath.Join(dir, handoverFile))
-	if err != nil {
-		return berm.Errorf(berm.KindOf(err), "export: %w", err)
 	}
 	for _, f := range []struct {
 		name    string

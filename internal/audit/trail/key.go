@@ -15,6 +15,7 @@ import (
 	"golang.org/x/mod/sumdb/note"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/failpoint"
 )
 
 // Files of the signing key.
@@ -174,6 +175,9 @@ func rotateKey(dir string, old note.Signer) (note.Signer, string, error) {
 		return nil, "", err
 	}
 	if err := appendString(filepath.Join(dir, handoverFile), text); err != nil {
+		return nil, "", err
+	}
+	if err := failpoint.Hit("audit/key"); err != nil {
 		return nil, "", err
 	}
 	return signer, text, rename(dir, nextKeyFile, keyFile)

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -357,19 +356,20 @@ func (l *Log) Close() error {
 
 // Keys returns the public keys that signed the log in dir, the first first. Kind NotFound
 // when nothing was signed.
-func Keys(dir string) ([]note.Verifier, error) {
+func Keys(dir string) ([]string, error) {
 	handovers, err := readStrings(filepath.Join(dir, handoverFile))
 	if err != nil {
 		return nil, err
 	}
 	if len(handovers) == 0 {
-		if _, err := os.Stat(filepath.Join(dir, handoverFile)); errors.Is(err, fs.ErrNotExist) {
-			return nil, berm.Errorf(berm.NotFound, "the log in %s is not signed", dir)
-		}
+		return nil, berm.Errorf(berm.NotFound, "the log in %s is not signed", dir)
 	}
-	keys, err := keyChain(handovers)
-	if err != nil {
-		return keys, berm.Errorf(berm.Internal, "audit log: %w", err)
+	if _, err := keyChain(handovers); err != nil {
+		return nil, berm.Errorf(berm.Internal, "audit log: %w", err)
+	}
+	keys := make([]string, len(handovers))
+	for i, h := range handovers {
+		_, keys[i], _ = parseHandover(h) // keyChain has read it
 	}
 	return keys, nil
 }

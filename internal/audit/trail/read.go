@@ -171,9 +171,9 @@ func lines(content io.Reader, name string, growing bool, yield func([]byte, erro
 	for n := 1; ; n++ {
 		raw, err := r.ReadSlice('\n')
 		switch {
-		case err == io.EOF && (len(raw) == 0 || growing):
+		case errors.Is(err, io.EOF) && (len(raw) == 0 || growing):
 			return
-		case err == io.EOF:
+		case errors.Is(err, io.EOF):
 			err = errors.New("it is cut off")
 			fallthrough
 		case err != nil:

@@ -146,7 +146,7 @@ func leaves(r io.Reader, f func(n uint64, h tlog.Hash)) error {
 	b := bufio.NewReaderSize(r, 1<<16)
 	var h tlog.Hash
 	for n := uint64(0); ; n++ {
-		if _, err := io.ReadFull(b, h[:]); err == io.EOF {
+		if _, err := io.ReadFull(b, h[:]); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return err
