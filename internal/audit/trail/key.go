@@ -256,9 +256,9 @@ func (f *stringsFile) add(s string) error {
 	return nil
 }
 
-// writeFile makes a file that only its owner reads, and forces it to disk.
+// writeFile makes a file that only its owner reads, all of it or nothing.
 func writeFile(path, content string) error {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	f, err := os.OpenFile(path+".tmp", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
 	}
@@ -266,7 +266,11 @@ func writeFile(path, content string) error {
 	if err == nil {
 		err = f.Sync()
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	err = errors.Join(err, f.Close())
+	if err == nil {
+		err = os.Rename(path+".tmp", path)
+	}
+	if err != nil {
 		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
 	}
 	return nil
