@@ -406,9 +406,10 @@ func (s *Screen) style() {
 				on, off int
 				attr    Attr
 			}{{1, 22, Bold}, {2, 22, Dim}, {3, 23, Italic}, {4, 24, Underline}, {7, 27, Reverse}, {9, 29, Strike}} {
-				if p == attr.on {
+				switch p {
+				case attr.on:
 					style.Attr |= attr.attr
-				} else if p == attr.off {
+				case attr.off:
 					style.Attr &^= attr.attr
 				}
 			}

@@ -1,0 +1,166 @@
+package replay
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"io"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/replay/screen"
+)
+
+// The size of the screen for commands without a terminal.
+const (
+	plainColumns = 100
+	plainRows    = 30
+)
+
+// content reads a blob whole and holds it against its hash.
+func (t *Timeline) content(hash string) ([]byte, error) {
+	r, err := t.source.Blob(hash)
+	if err != nil {
+		return nil, err
+	}
+	defer r.Close()
+	b, err := io.ReadAll(io.LimitReader(r, audit.MaxBlob+1))
+	if err != nil {
+		return nil, berm.Errorf(berm.KindOf(err), "content %s: %w", hash, err)
+	}
+	if sum := sha256.Sum256(b); hex.EncodeToString(sum[:]) != hash {
+		return nil, berm.Errorf(berm.Internal, "the content kept as %s is another", hash)
+	}
+	return b, nil
+}
+
+// HasOutput says whether output of the command was kept.
+func (c *Command) HasOutput() bool { return c.frames != nil }
+
+// Frames returns what a command printed. What could be read of it comes with an error.
+func (t *Timeline) Frames(c *Command) (frames []audit.Frame, err error) {
+	if c.frames == nil {
+		return nil, nil
+	}
+	if t.recent.command == c {
+		return t.recent.frames, nil
+	}
+	b, err := t.content(c.frames.SHA256)
+	if err != nil {
+		return nil, err
+	}
+	for r := audit.NewFrameReader(strings.NewReader(string(b))); ; {
+		f, err := r.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return frames, berm.Errorf(berm.Internal, "output of command %d: %w", c.Number, err)
+		}
+		frames = append(frames, f)
+	}
+	t.recent.command, t.recent.frames = c, frames
+	return frames, nil
+}
+
+// NewScreen makes the screen that a command begins with.
+func (c *Command) NewScreen() *screen.Screen {
+	if c.TTY != nil {
+		return screen.New(c.TTY.Columns, c.TTY.Rows, false)
+	}
+	return screen.New(plainColumns, plainRows, true)
+}
+
+// Show puts a frame on the screen of its command.
+func Show(s *screen.Screen, f audit.Frame) {
+	switch f.Stream {
+	case audit.Stdout, audit.Stderr:
+		_, _ = s.Write(f.Data)
+	case audit.Resize:
+		if columns, rows, ok := strings.Cut(string(f.Data), "x"); ok {
+			c, err := strconv.Atoi(columns)
+			r, err2 := strconv.Atoi(rows)
+			if errors.Join(err, err2) == nil && c > 0 && r > 0 {
+				s.Resize(c, r)
+			}
+		}
+	case audit.Cut:
+		n, _ := strconv.ParseUint(string(f.Data), 10, 64)
+		_, _ = s.Write([]byte("\x1b[m\r\n\x1b[7m[ " + strconv.FormatUint(n, 10) + " bytes were not kept ]\x1b[m\r\n"))
+	}
+}
+
+// Transcript is what a command printed, as lines of text: of a terminal what left the screen
+// and what was on it last. It has the last lines up to max, and how many there are before.
+func (t *Timeline) Transcript(c *Command, max int) (lines []string, before int, err error) {
+	frames, err := t.Frames(c)
+	s := c.NewScreen()
+	add := func(line string) {
+		if len(lines) >= 2*max {
+			before += len(lines) - max
+			lines = append(lines[:0], lines[len(lines)-max:]...)
+		}
+		lines = append(lines, line)
+	}
+	s.Scrolled = func(runs []screen.Run) { add(screen.Plain(runs)) }
+	for _, f := range frames {
+		Show(s, f)
+	}
+	for _, runs := range s.Rest() {
+		add(screen.Plain(runs))
+	}
+	if over := len(lines) - max; over > 0 {
+		before, lines = before+over, lines[over:]
+	}
+	return lines, before, err
+}
+
+// Player shows the screen of one command at any time.
+type Player struct {
+	timeline *Timeline
+	command  *Command
+	frames   []audit.Frame
+	screen   *screen.Screen
+	next     int // frame
+	err      error
+}
+
+// Player makes a player of a command.
+func (t *Timeline) Player(c *Command) *Player {
+	p := &Player{timeline: t, command: c}
+	p.frames, p.err = t.Frames(c)
+	p.screen = c.NewScreen()
+	return p
+}
+
+// Screen is what was seen at a time. Going back costs as much as playing from the start.
+func (p *Player) Screen(at time.Time) (*screen.Screen, error) {
+	since := at.Sub(p.command.Start)
+	if p.next > 0 && p.frames[p.next-1].At > since {
+		p.screen, p.next = p.command.NewScreen(), 0
+	}
+	for p.next < len(p.frames) && p.frames[p.next].At <= since {
+		Show(p.screen, p.frames[p.next])
+		p.next++
+	}
+	return p.screen, p.err
+}
+
+// Showing is the command whose screen a replay shows at a time: of those that ran then the
+// one that started last; if none ran, the one before.
+func (t *Timeline) Showing(at time.Time) *Command {
+	var best *Command
+	for _, c := range t.Commands {
+		if c.Start.After(at) {
+			continue
+		}
+		switch {
+		case best == nil, !c.Ended || c.End.After(at), !best.End.After(at) && best.Ended:
+			best = c
+		}
+	}
+	return best
+}

@@ -1,0 +1,347 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"iter"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/audittest"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+const id = berm.SandboxID("i0aaaaaaaaaaaaaaaaaaa")
+
+func session(t *testing.T) (*Timeline, *audittest.Log) {
+	t.Helper()
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Type: audit.Gap, Src: "audit", Data: map[string]any{"source": "log", "count": 1}}) // before it
+	l.Session(id)
+	l.Session("i0bbbbbbbbbbbbbbbbbbb") // another's, after it
+	return load(t, l, id), l
+}
+
+func load(t *testing.T, l *audittest.Log, id berm.SandboxID) *Timeline {
+	t.Helper()
+	tl, err := Load(trail.Dir(l.Dir), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tl
+}
+
+func TestCommands(t *testing.T) {
+	tl, _ := session(t)
+	var got []string
+	for _, c := range tl.Commands {
+		got = append(got, Argv(c.Argv)+": "+c.Result())
+	}
+	want := []string{
+		"git clone https://git.test/app.git .: exit 0", "go build ./...: exit 1", "npm install left-pad: exit 0",
+		`sh -c 'go test ./... 2>&1 | tee '\''test log'\''': killed by SIGKILL`,
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q\nwant %q", got, want)
+	}
+	if !tl.Ended || tl.Reason != "killed" || tl.Template != "base" || !tl.Start.Before(tl.End) {
+		t.Errorf("%+v", tl)
+	}
+	if len(tl.Warnings) != 1 || !strings.Contains(tl.Warnings[0], "1 gaps") {
+		t.Errorf("warnings %q", tl.Warnings)
+	}
+	if _, err := Load(tl.source, "i0ccccccccccccccccccc"); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("a sandbox that never was: %v", err)
+	}
+}
+
+// A screen at a time is the same whether it was played up to or gone back to.
+func TestPlayer(t *testing.T) {
+	tl, _ := session(t)
+	npm := tl.Commands[2]
+	p := tl.Player(npm)
+	at := func(ms int) string {
+		s, err := p.Screen(npm.Start.Add(time.Duration(ms) * time.Millisecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Text(0)
+	}
+	for range 2 {
+		for _, step := range []struct {
+			ms   int
+			want string
+		}{{0, ""}, {250, "⠋ resolving packages"}, {700, "⠙ fetching left-pad"}, {5000, "added 1 package in 1s"}} {
+			if got := at(step.ms); got != step.want {
+				t.Errorf("after %d ms: %q, want %q", step.ms, got, step.want)
+			}
+		}
+	}
+	if c := tl.Showing(npm.Start.Add(time.Millisecond)); c != npm {
+		t.Errorf("shows command %v", c)
+	}
+	if c := tl.Showing(tl.Start); c != nil {
+		t.Errorf("shows command %v before there is one", c)
+	}
+}
+
+func TestTree(t *testing.T) {
+	tl, _ := session(t)
+	names := func(at time.Time, linger time.Duration) (got []string) {
+		for _, n := range tl.Tree(at, linger) {
+			got = append(got, strings.Repeat(" ", n.Depth)+filepath.Base(n.At(at).Argv[0]))
+		}
+		return got
+	}
+	clone := tl.Commands[0]
+	if got, want := names(clone.Start.Add(100*time.Millisecond), 0), []string{"git", " git-remote-https"}; !slices.Equal(got, want) {
+		t.Errorf("while it clones: %q", got)
+	}
+	if got, want := names(clone.Start.Add(500*time.Millisecond), 0), []string{"git"}; !slices.Equal(got, want) {
+		t.Errorf("later: %q", got)
+	}
+	build := tl.Commands[1]
+	if got, want := names(build.End, time.Hour)[3:], []string{" compile", " compile", " compile"}; !slices.Equal(got, want) {
+		t.Errorf("with those that ended: %q", got)
+	}
+	if got := names(tl.End, 0); got != nil {
+		t.Errorf("after the end: %q", got)
+	}
+}
+
+// Processes that name each other as parents are shown, once each.
+func TestForgedTree(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	for pid, ppid := range map[int]int{2: 3, 3: 4, 4: 2, 5: 5, 6: 99} {
+		l.Proc(id, audit.ProcExec, audit.Process{PID: pid, PPID: ppid, Argv: []string{"x"}})
+	}
+	if got := load(t, l, id).Tree(l.Now(), 0); len(got) != 5 {
+		t.Errorf("%d processes", len(got))
+	}
+}
+
+// A number that is used again is another process.
+func TestNumberUsedAgain(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Proc(id, audit.ProcFork, audit.Process{PID: 5, PPID: 2})
+	l.Proc(id, audit.ProcExec, audit.Process{PID: 5, PPID: 2, Exe: "/a"})
+	l.Proc(id, audit.ProcExec, audit.Process{PID: 5, PPID: 2, Exe: "/b"})
+	l.Proc(id, audit.ProcExit, audit.Process{PID: 5})
+	l.Proc(id, audit.ProcFork, audit.Process{PID: 5, PPID: 2})
+	l.Proc(id, audit.ProcFork, audit.Process{PID: 5, PPID: 2}) // its end was lost
+	tl := load(t, l, id)
+	if len(tl.Processes) != 3 || len(tl.Processes[0].Images) != 2 {
+		t.Errorf("%d processes, %d images", len(tl.Processes), len(tl.Processes[0].Images))
+	}
+}
+
+func TestFiles(t *testing.T) {
+	tl, _ := session(t)
+	find := func(at time.Time, path string) (File, bool) {
+		for _, f := range tl.FilesAt(at) {
+			if f.Path == path {
+				return f, true
+			}
+		}
+		return File{}, false
+	}
+	if _, ok := find(tl.Start, "/workspace/main.go"); ok {
+		t.Error("the file is there before it was written")
+	}
+	f, ok := find(tl.Commands[1].Start, "/workspace/main.go")
+	if !ok || f.Seen != "api" || f.Op != "modify" {
+		t.Errorf("written by the API: %+v", f)
+	}
+	f, _ = find(tl.End, "/workspace/main.go")
+	got := tl.Diff(f)
+	for _, want := range []string{"-\tfmt.Println(\"hello\")\n", "+\tfmt.Println(\"hello, world\")\n", "+++ b/workspace/main.go"} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the diff lacks %q:\n%s", want, got)
+		}
+	}
+	for path, want := range map[string]string{
+		"/workspace/latest": "a link to bin/app",
+		"/etc/motd":         "it was deleted",
+		"/workspace/bin":    "a dir",
+		"/workspace/node_modules/left-pad/index.js": "+module\n",
+	} {
+		f, _ := find(tl.End, path)
+		if got := tl.Diff(f); !strings.Contains(got, want) {
+			t.Errorf("%s: %q", path, got)
+		}
+	}
+	added, changed, deleted := Counts(tl.FilesAt(tl.End))
+	if added != 3 || changed != 0 || deleted != 1 {
+		t.Errorf("%d added, %d changed, %d deleted", added, changed, deleted)
+	}
+}
+
+// Changes that do not fit a record come from their blob.
+func TestManyChanges(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	var all []audit.Change
+	for _, name := range []string{"/a", "/b", "/c"} {
+		all = append(all, audit.Change{Path: name, Op: "add", Kind: "file"})
+	}
+	text, _ := json.Marshal(all)
+	l.Add(audit.Record{Sandbox: id, Type: audit.FileChange, Data: audit.Changes{At: "end", Changes: all[:1], More: 2}, Blobs: []audit.Blob{l.Blob(audit.KindChanges, string(text))}})
+	tl := load(t, l, id)
+	if n := len(tl.FilesAt(tl.End)); n != 3 {
+		t.Errorf("%d files", n)
+	}
+}
+
+// Content that is not what its name says is not shown.
+func TestForgedContent(t *testing.T) {
+	tl, l := session(t)
+	c := tl.Commands[0]
+	path := filepath.Join(l.Dir, audit.BlobDir, c.frames.SHA256[:2], c.frames.SHA256)
+	if err := os.WriteFile(path, []byte("other"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if frames, err := tl.Frames(c); err == nil || frames != nil {
+		t.Errorf("%v, %v", frames, err)
+	}
+	var out bytes.Buffer
+	if err := Account(&out, tl, Part{}, false); err != nil || !strings.Contains(out.String(), "is another") {
+		t.Errorf("the account does not tell: %v", err)
+	}
+}
+
+// A newcomer answers from the account what was run, what changed, what was contacted, what was
+// denied and why.
+func TestAccountAnswers(t *testing.T) {
+	tl, _ := session(t)
+	var out bytes.Buffer
+	if err := Account(&out, tl, Part{}, false); err != nil {
+		t.Fatal(err)
+	}
+	got := out.String()
+	for _, want := range []string{
+		"What was run", "exit 1", "go build ./...", "killed by SIGKILL", "/usr/bin/git 241",
+		"What changed", "add     /workspace/main.go", "delete  /etc/motd",
+		"What was contacted", "allow  git.test:443, 1 time, 1840 bytes out, 92144 in",
+		"What was denied, and why", "deny   telemetry.evil.test:443, 3 times", "no-rule, rule default: allow: [telemetry.evil.test]", "169.254.169.254:80", "metadata",
+		"use     git-token for git.test:443", "leak    git-token for registry.test:443",
+		"limit of memory was reached", "ended: killed",
+		"| ./util.go:7:2: undefined: frobnicate", "| added 1 package in 1s", "70000 bytes were not kept",
+		"12 records of capture were lost",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("the account lacks %q", want)
+		}
+	}
+	if t.Failed() || testing.Verbose() {
+		t.Log(got)
+	}
+	out.Reset()
+	if err := Account(&out, tl, Part{Lanes: []string{Network}, From: tl.Commands[2].Start}, false); err != nil {
+		t.Fatal(err)
+	}
+	if got := out.String(); strings.Contains(got, "git.test:443") || strings.Contains(got, "undefined") || !strings.Contains(got, "registry.test:443") {
+		t.Errorf("only the network, from a time on:\n%s", got)
+	}
+}
+
+// Nothing of a sandbox's choice acts on the terminal.
+func TestHostileSession(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Hostile(id)
+	tl := load(t, l, id)
+	var out bytes.Buffer
+	if err := Account(&out, tl, Part{}, false); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range out.String() {
+		if r != '\n' && !unicode.IsPrint(r) {
+			t.Fatalf("the account has %q", r)
+		}
+	}
+	if !strings.Contains(out.String(), "end of it") {
+		t.Error("the output is not shown")
+	}
+}
+
+func TestEntries(t *testing.T) {
+	tl, _ := session(t)
+	lanes := map[string]int{}
+	last := -1.0
+	err := Entries(tl, Part{}, func(e Entry) error {
+		lanes[e.Lane]++
+		if e.At < last {
+			t.Errorf("%v comes after %v", e.At, last)
+		}
+		last = e.At
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for lane, want := range map[string]int{Life: 3, Exec: 8, Output: 10, Files: 3, Network: 6, Credentials: 2, Limits: 1, Policies: 1, API: 1, Log: 1} {
+		if lanes[lane] != want {
+			t.Errorf("%d of %s, want %d", lanes[lane], lane, want)
+		}
+	}
+	if err := Entries(tl, Part{}, func(Entry) error { return io.ErrClosedPipe }); !errors.Is(err, io.ErrClosedPipe) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What berm run records is a command, too.
+func TestLocalRun(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	me := audit.Actor{Type: "user", ID: "me"}
+	l.Add(audit.Record{Sandbox: id, Actor: me, Trust: audit.TrustUser, Type: audit.SandboxCreate, Src: "local", Data: map[string]any{"argv": []string{"make", "test"}, "workspace": "/src/app"}})
+	l.Flow(id, egress.Event{Kind: "flow", Name: "a.test", Port: 80, Protocol: "tcp", Action: "deny", Reason: "no-rule"})
+	l.Add(audit.Record{Sandbox: id, Actor: me, Trust: audit.TrustUser, Type: audit.SandboxExit, Src: "local", Reason: "exit", Data: map[string]any{"level": "namespace", "exitCode": 2}})
+	tl := load(t, l, id)
+	if len(tl.Commands) != 1 || tl.Commands[0].Result() != "exit 2" || tl.Level != "namespace" {
+		t.Errorf("%+v", tl.Commands)
+	}
+}
+
+// Records and blobs are read as hostile.
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(`{"v":1,"seq":1,"time":"2026-01-01T00:00:00Z","sandbox":"i0aaaaaaaaaaaaaaaaaaa","type":"exec.start","data":{"pid":3,"argv":["a"]}}` + "\n" +
+		`{"v":1,"seq":2,"time":"2026-01-01T00:00:01Z","sandbox":"i0aaaaaaaaaaaaaaaaaaa","type":"net.flow","data":{"kind":"flow","time":"2026-01-01T00:00:00Z"}}` + "\n" +
+		`{"v":1,"seq":3,"time":"2026-01-01T00:00:01Z","sandbox":"i0aaaaaaaaaaaaaaaaaaa","type":"fs.change","data":{"changes":[{"path":"/a"}]}}` + "\n" +
+		`{"v":1,"seq":4,"time":"2026-01-01T00:00:01Z","sandbox":"i0aaaaaaaaaaaaaaaaaaa","type":"proc.exec","data":{"pid":3,"ppid":3}}` + "\n"))
+	f.Fuzz(func(t *testing.T, log []byte) {
+		tl, err := Load(lines(log), id)
+		if err != nil {
+			return
+		}
+		_ = Account(io.Discard, tl, Part{}, false)
+		_ = Entries(tl, Part{}, func(Entry) error { return nil })
+		for _, f := range tl.FilesAt(tl.End) {
+			_ = tl.Diff(f)
+		}
+		tl.Tree(tl.Start.Add(tl.End.Sub(tl.Start)/2), time.Second)
+	})
+}
+
+// lines is a log in memory whose only content is its own text.
+type lines []byte
+
+func (l lines) Records(uint64) iter.Seq2[trail.Line, error] {
+	return func(yield func(trail.Line, error) bool) {
+		for raw := range bytes.Lines(l) {
+			line := trail.Line{Raw: raw}
+			if err := json.Unmarshal(raw, &line.Record); !yield(line, err) {
+				return
+			}
+		}
+	}
+}
+
+func (l lines) Blob(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(l)), nil }

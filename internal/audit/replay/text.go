@@ -1,0 +1,242 @@
+package replay
+
+import (
+	"fmt"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+// Text tells an event in a line. Parts of it are the sandbox's choice: it is to be escaped.
+func (e *Event) Text() string {
+	var text string
+	switch data := e.Data.(type) {
+	case *audit.Command:
+		text = e.command(data)
+	case *audit.Process:
+		text = process(e.Type, data)
+	case *audit.ProcessSum:
+		text = fmt.Sprintf("%s was executed %d times in a second", data.Exe, data.Count)
+	case *audit.FileAccess:
+		text = access(data)
+	case *audit.Changes:
+		text = fmt.Sprintf("looked at the writable layer (%s): %s of another content than the template's", data.At, count(len(data.Changes)+data.More, "path"))
+	case *egress.Event:
+		text = Reached(data)
+	case map[string]any:
+		text = e.plain(data)
+	default:
+		text = e.plain(nil)
+	}
+	switch e.Outcome {
+	case audit.Failed:
+		text += ": failed"
+	case audit.Denied:
+		if _, flow := e.Data.(*egress.Event); !flow {
+			text += ": denied"
+		}
+	}
+	if _, flow := e.Data.(*egress.Event); !flow && e.Reason != "" {
+		text += ": " + e.Reason
+	}
+	return text
+}
+
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// who names an actor.
+func who(a audit.Actor) string {
+	if a.ID == "" {
+		return a.Type
+	}
+	return a.Type + " " + a.ID
+}
+
+func (e *Event) command(c *audit.Command) string {
+	if e.Type == audit.ExecStart {
+		text := Argv(c.Argv)
+		if c.Cwd != "" {
+			text += " in " + c.Cwd
+		}
+		if c.User != "" {
+			text += " as " + c.User
+		}
+		if c.TTY != nil {
+			text += fmt.Sprintf(", on a terminal of %d by %d", c.TTY.Columns, c.TTY.Rows)
+		}
+		return text + fmt.Sprintf(" (pid %d)", c.PID)
+	}
+	name := fmt.Sprintf("pid %d", c.PID)
+	result := "ended"
+	if e.Command != nil {
+		name, result = Argv(e.Command.Argv), e.Command.Result()
+	}
+	text := fmt.Sprintf("%s after %s: %s", result, time.Duration(c.Millis)*time.Millisecond, name)
+	if c.Output > 0 {
+		text += fmt.Sprintf(", %d bytes of output", c.Output)
+	}
+	return text
+}
+
+func process(t audit.Type, p *audit.Process) string {
+	pid := p.PID
+	if pid == 0 {
+		pid = p.Host
+	}
+	switch t {
+	case audit.ProcFork:
+		return fmt.Sprintf("pid %d began (from %d)", pid, p.PPID)
+	case audit.ProcExec:
+		text := fmt.Sprintf("pid %d: %s", pid, p.Exe)
+		if len(p.Argv) > 0 {
+			text += ": " + Argv(p.Argv)
+		}
+		if p.Cut {
+			text += " …"
+		}
+		return text
+	}
+	switch {
+	case p.Signal != "":
+		return fmt.Sprintf("pid %d was killed by %s", pid, p.Signal)
+	case p.Code != nil:
+		return fmt.Sprintf("pid %d ended with %d", pid, *p.Code)
+	}
+	return fmt.Sprintf("pid %d ended", pid)
+}
+
+func access(a *audit.FileAccess) string {
+	text := a.Op + " " + a.Path
+	if a.To != "" {
+		text += " to " + a.To
+	}
+	if a.Size > 0 {
+		text += fmt.Sprintf(" (%d bytes)", a.Size)
+	}
+	return text
+}
+
+// Destination is where a flow, a query or a request goes, as it was asked for.
+func Destination(e *egress.Event) string {
+	to := e.Name
+	if to == "" {
+		to = e.Address
+	}
+	if e.Port != 0 {
+		to = net.JoinHostPort(to, strconv.Itoa(int(e.Port)))
+	}
+	return to
+}
+
+// Verdict is "allow", "deny" or "unreached": allowed, and not connected.
+func Verdict(e *egress.Event) string {
+	if e.Unreached {
+		return "unreached"
+	}
+	return e.Action
+}
+
+// Reached tells of a flow, a query or a request in a line: the verdict first, then why.
+func Reached(e *egress.Event) string {
+	what := e.Kind
+	switch {
+	case e.Kind == "flow":
+		what = e.Protocol
+	case strings.HasPrefix(e.Kind, "credential."):
+		what = strings.TrimPrefix(e.Kind, "credential.")
+	}
+	to := Destination(e)
+	if e.Method != "" {
+		to = e.Method + " " + to + e.Path
+	}
+	text := Verdict(e) + " " + what + " " + to
+	if e.Credential != "" {
+		text += " with credential " + e.Credential
+	}
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	if e.Status != 0 {
+		add("status %d", e.Status)
+	}
+	if e.Action != "allow" && e.Reason != "" {
+		add("reason %s", e.Reason)
+	}
+	if e.Rule != "" {
+		add("rule %s", e.Rule)
+	}
+	if e.Up > 0 || e.Down > 0 {
+		add("%d bytes out, %d in", e.Up, e.Down)
+	}
+	if e.Count > 1 {
+		add("%d times", e.Count)
+	}
+	if e.Detail != "" {
+		add("%s", e.Detail)
+	}
+	if len(parts) > 0 {
+		text += " (" + strings.Join(parts, "; ") + ")"
+	}
+	return text
+}
+
+// plain tells of the types whose data is a map.
+func (e *Event) plain(data map[string]any) string {
+	str := func(name string) string {
+		if data[name] == nil {
+			return ""
+		}
+		if n, ok := data[name].(float64); ok {
+			return strconv.FormatFloat(n, 'f', -1, 64)
+		}
+		return fmt.Sprint(data[name])
+	}
+	switch e.Type {
+	case audit.SandboxCreate:
+		if e.Command != nil {
+			return fmt.Sprintf("%s in %s, by %s", Argv(e.Command.Argv), e.Command.Cwd, who(e.Actor))
+		}
+		return fmt.Sprintf("created from %s at level %s by %s", str("template"), str("level"), who(e.Actor))
+	case audit.SandboxStart:
+		return "started after " + str("ms") + " ms"
+	case audit.SandboxPause:
+		return "paused by " + who(e.Actor)
+	case audit.SandboxResume:
+		return "resumed by " + who(e.Actor)
+	case audit.SandboxUpdate:
+		return "deadline " + str("deadline") + " set by " + who(e.Actor)
+	case audit.SandboxExit:
+		return "ended, by " + who(e.Actor)
+	case audit.AgentLost:
+		return "the guest agent ended and was started again"
+	case audit.LimitHit:
+		return "limit of " + str("limit") + " was reached"
+	case audit.PolicySet:
+		return "the policy was set by " + who(e.Actor)
+	case audit.APICall:
+		return fmt.Sprintf("%s %s by %s: %s", str("method"), str("route"), who(e.Actor), str("status"))
+	case audit.Gap:
+		return fmt.Sprintf("%s records of %s were lost", str("count"), str("source"))
+	}
+	return string(e.Type)
+}
+
+// Argv writes arguments as a shell would take them.
+func Argv(argv []string) string {
+	var words []string
+	for _, a := range argv {
+		if a == "" || strings.Trim(a, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789@%+=:,./_-") != "" {
+			a = "'" + strings.ReplaceAll(a, "'", `'\''`) + "'"
+		}
+		words = append(words, a)
+	}
+	return strings.Join(words, " ")
+}

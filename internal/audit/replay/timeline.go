@@ -1,0 +1,310 @@
+// Package replay makes what a log tells of one sandbox into a timeline: commands and what
+// they printed, processes, files, network, credentials and life cycle on one clock.
+package replay
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
+	"github.com/berm-sandbox/berm/internal/network/egress"
+)
+
+// maxEvents bounds a timeline. Processes beyond half of it are left out first.
+const maxEvents = 1_000_000
+
+// Event is a record on the timeline.
+type Event struct {
+	Time    time.Time // of what it tells: a flow's is its beginning
+	Seq     uint64
+	Type    audit.Type
+	Src     string
+	Trust   audit.Trust
+	Actor   audit.Actor
+	Outcome audit.Outcome
+	Reason  string
+	// Data is *audit.Command, *audit.Process, *audit.ProcessSum, *audit.FileAccess,
+	// *audit.Changes, *egress.Event, or a map for the other types.
+	Data  any
+	Raw   json.RawMessage // Data as it was recorded
+	Blobs []audit.Blob
+	// Command is that which the event is of.
+	Command *Command
+}
+
+// Command is a command that the API started, or that of `berm run`.
+type Command struct {
+	audit.Command
+	Number  int // from 1 on, in order of start
+	Start   time.Time
+	End     time.Time // that of the timeline while Ended is unset
+	Ended   bool
+	Trust   audit.Trust
+	Actor   audit.Actor
+	frames  *audit.Blob
+	outcome audit.Outcome
+	reason  string
+}
+
+// Timeline is what a log tells of one sandbox.
+type Timeline struct {
+	Sandbox  berm.SandboxID
+	Template string
+	Level    string
+	Start    time.Time
+	End      time.Time
+	// Ended says that the sandbox has, and Reason why.
+	Ended  bool
+	Reason string
+	// Events are in order of time.
+	Events    []*Event
+	Commands  []*Command
+	Processes []*Process
+	// Warnings tell what is not on the timeline or may be wrong, for a person.
+	Warnings []string
+
+	source trail.Source
+	looks  []*look
+	recent struct { // frames that were read last: who plays a command asks again and again
+		command *Command
+		frames  []audit.Frame
+	}
+}
+
+// Load reads all records of a sandbox. Kind NotFound if there are none. Records that cannot
+// be read are warned of.
+func Load(source trail.Source, id berm.SandboxID) (*Timeline, error) {
+	t := &Timeline{Sandbox: id, source: source}
+	unread, left := 0, 0
+	var lastErr error
+	for line, err := range source.Records(0) {
+		switch {
+		case err != nil:
+			unread, lastErr = unread+1, err
+			continue
+		case line.Sandbox != id && (line.Sandbox != "" || line.Type != audit.Gap || len(t.Events) == 0 || t.Ended):
+			continue // but gaps of the whole log while the sandbox lived are its, too
+		case len(t.Events) >= maxEvents, len(t.Events) >= maxEvents/2 && Lane(line.Type) == Proc:
+			left++
+			continue
+		}
+		e, err := event(line)
+		if err != nil {
+			t.warn("record %d: %v", line.Seq, err)
+		}
+		t.Events = append(t.Events, e)
+		t.Ended = t.Ended || e.Type == audit.SandboxExit
+	}
+	if len(t.Events) == 0 {
+		if lastErr != nil {
+			return nil, lastErr
+		}
+		return nil, berm.Errorf(berm.NotFound, "the log has no record of sandbox %s", id)
+	}
+	if unread > 0 {
+		t.warn("%d lines of the log could not be read, the last one: %v", unread, lastErr)
+	}
+	if left > 0 {
+		t.warn("%d records are left out: there are too many", left)
+	}
+	t.arrange()
+	return t, nil
+}
+
+func (t *Timeline) warn(format string, args ...any) {
+	if len(t.Warnings) < 100 {
+		t.Warnings = append(t.Warnings, fmt.Sprintf(format, args...))
+	}
+}
+
+// event decodes a record. Data that is not what its type says stays a map.
+func event(line trail.Line) (*Event, error) {
+	r := &line.Record
+	e := &Event{
+		Time: r.Time, Seq: r.Seq, Type: r.Type, Src: r.Src, Trust: r.Trust, Actor: r.Actor,
+		Outcome: r.Outcome, Reason: r.Reason, Data: r.Data, Blobs: r.Blobs,
+	}
+	var data struct{ Data json.RawMessage }
+	if err := json.Unmarshal(line.Raw, &data); err != nil {
+		return e, err
+	}
+	e.Raw = data.Data
+	var typed any
+	switch Lane(r.Type) {
+	case Exec:
+		typed = &audit.Command{}
+	case Proc:
+		typed = &audit.Process{}
+		if r.Type == audit.ProcSum {
+			typed = &audit.ProcessSum{}
+		}
+	case Files:
+		typed = &audit.FileAccess{}
+		if r.Type == audit.FileChange {
+			typed = &audit.Changes{}
+		}
+	case Network, Credentials:
+		typed = &egress.Event{}
+	default:
+		return e, nil
+	}
+	if err := json.Unmarshal(e.Raw, typed); err != nil {
+		return e, fmt.Errorf("its data is not that of %s: %w", r.Type, err)
+	}
+	e.Data = typed
+	return e, nil
+}
+
+// arrange puts the events in order and follows commands, processes and files.
+func (t *Timeline) arrange() {
+	first := slices.MinFunc(t.Events, func(a, b *Event) int { return a.Time.Compare(b.Time) }).Time
+	for _, e := range t.Events {
+		// A service told when it began: it cannot have been before the sandbox or after the record.
+		if flow, ok := e.Data.(*egress.Event); ok && flow.Time.After(first) && flow.Time.Before(e.Time) {
+			e.Time = flow.Time
+		}
+	}
+	slices.SortStableFunc(t.Events, func(a, b *Event) int {
+		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Seq, b.Seq))
+	})
+	t.Start, t.End = t.Events[0].Time, t.Events[len(t.Events)-1].Time
+	gaps := 0
+	processes := processes{}
+	for _, e := range t.Events {
+		switch e.Type {
+		case audit.SandboxCreate:
+			t.created(e)
+		case audit.SandboxExit:
+			t.exited(e)
+			processes.end(e.Time)
+		case audit.ExecStart, audit.ExecExit:
+			if c, ok := e.Data.(*audit.Command); ok {
+				e.Command = t.command(e, c)
+				processes.command(e.Command, e.Type == audit.ExecExit)
+			}
+		case audit.ProcFork, audit.ProcExec, audit.ProcExit:
+			if p, ok := e.Data.(*audit.Process); ok {
+				processes.see(e, p)
+			}
+		case audit.FileChange, audit.FileAPI:
+			t.see(e)
+		case audit.Gap:
+			gaps++
+		}
+	}
+	t.Processes = processes.all
+	for _, c := range t.Commands {
+		if !c.Ended {
+			c.End = t.End
+		}
+	}
+	if gaps > 0 {
+		t.warn("records were lost (%d gaps): what follows is not all that happened", gaps)
+	}
+}
+
+func (t *Timeline) created(e *Event) {
+	data, _ := e.Data.(map[string]any)
+	if s, ok := data["template"].(string); ok {
+		t.Template = s
+	}
+	if s, ok := data["level"].(string); ok {
+		t.Level = s
+	}
+	// berm run tells its command with the sandbox.
+	if argv, ok := data["argv"].([]any); ok {
+		c := &Command{Number: len(t.Commands) + 1, Start: e.Time, Trust: e.Trust, Actor: e.Actor}
+		for _, a := range argv {
+			if s, ok := a.(string); ok {
+				c.Argv = append(c.Argv, s)
+			}
+		}
+		c.Cwd, _ = data["workspace"].(string)
+		e.Command = c
+		t.Commands = append(t.Commands, c)
+	}
+}
+
+func (t *Timeline) exited(e *Event) {
+	t.Ended, t.Reason = true, e.Reason
+	data, _ := e.Data.(map[string]any)
+	if level, ok := data["level"].(string); ok && t.Level == "" {
+		t.Level = level
+	}
+	for _, c := range t.Commands {
+		if c.Ended {
+			continue
+		}
+		if code, ok := data["exitCode"].(float64); ok && e.Src == "local" {
+			n := int(code)
+			c.Code = &n
+		} else {
+			c.reason = "the sandbox ended"
+		}
+		c.Ended, c.End, c.outcome = true, e.Time, e.Outcome
+	}
+}
+
+// command finds the command that a record is of, and takes in what it tells.
+func (t *Timeline) command(e *Event, data *audit.Command) *Command {
+	if e.Type == audit.ExecExit {
+		for _, c := range slices.Backward(t.Commands) {
+			if c.PID == data.PID && !c.Ended {
+				c.end(e, data)
+				return c
+			}
+		}
+	}
+	c := &Command{Command: *data, Number: len(t.Commands) + 1, Start: e.Time, Trust: e.Trust, Actor: e.Actor, outcome: e.Outcome, reason: e.Reason}
+	if e.Type == audit.ExecExit { // its start is not there
+		c.Start = e.Time.Add(-time.Duration(data.Millis) * time.Millisecond)
+		c.end(e, data)
+	} else if e.Outcome != audit.OK && e.Outcome != "" { // it never ran
+		c.Ended, c.End = true, e.Time
+	}
+	t.Commands = append(t.Commands, c)
+	return c
+}
+
+func (c *Command) end(e *Event, data *audit.Command) {
+	c.Ended, c.End, c.outcome = true, e.Time, e.Outcome
+	c.Code, c.Signal, c.Millis, c.Output = data.Code, data.Signal, data.Millis, data.Output
+	if e.Reason != "" {
+		c.reason = e.Reason
+	}
+	if len(c.Argv) == 0 {
+		c.Argv = data.Argv
+	}
+	for _, b := range e.Blobs {
+		if b.Kind == audit.KindFrames {
+			c.frames = &b
+		}
+	}
+}
+
+// Result says how a command ended, in a few words.
+func (c *Command) Result() string {
+	switch {
+	case !c.Ended:
+		return "running"
+	case c.Signal != "":
+		return "killed by " + c.Signal
+	case c.Code != nil:
+		return fmt.Sprintf("exit %d", *c.Code)
+	case c.reason != "":
+		return c.reason
+	case c.outcome == audit.Failed || c.outcome == audit.Denied:
+		return string(c.outcome)
+	}
+	return "ended"
+}
+
+// Failed says that a command did not end well.
+func (c *Command) Failed() bool {
+	return c.Ended && (c.Signal != "" || c.Code == nil || *c.Code != 0)
+}
