@@ -1,0 +1,366 @@
+package index
+
+import (
+	"context"
+	"crypto/sha256"
+	"database/sql"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+
+	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
+)
+
+// version is that of the schema: a file of another one is made anew.
+const version = 1
+
+// Times are nanoseconds since 1970.
+const schema = `
+CREATE TABLE records (
+	seq     INTEGER PRIMARY KEY,
+	sandbox TEXT NOT NULL,
+	time    INTEGER NOT NULL,
+	type    TEXT NOT NULL,
+	actor   TEXT NOT NULL,
+	kind    TEXT NOT NULL, -- of the actor
+	outcome TEXT NOT NULL,
+	line    BLOB NOT NULL
+);
+CREATE INDEX by_sandbox ON records (sandbox, seq);
+CREATE INDEX by_type ON records (type, seq);
+CREATE INDEX by_actor ON records (actor, seq);
+CREATE INDEX by_time ON records (time);
+CREATE INDEX by_outcome ON records (outcome, seq);
+CREATE TABLE names (
+	kind TEXT NOT NULL, -- path, host or blob
+	name TEXT NOT NULL,
+	seq  INTEGER NOT NULL,
+	PRIMARY KEY (kind, name, seq)
+) WITHOUT ROWID;
+CREATE INDEX names_by_seq ON names (seq);
+CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL, hash TEXT NOT NULL);
+INSERT INTO state VALUES (1, 0, '');
+`
+
+// Index is a cache over a log. Its methods are safe for concurrent use.
+type Index struct {
+	path   string
+	source trail.Source
+
+	mu sync.Mutex
+	db *sql.DB
+}
+
+// Open makes or opens the file of an index. One that cannot be used is made anew: it holds
+// nothing that the log does not.
+func Open(path string, source trail.Source) (*Index, error) {
+	x := &Index{path: path, source: source}
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		return nil, berm.Errorf(berm.KindOf(err), "index of the audit log: %w", err)
+	}
+	err := x.open()
+	if err != nil {
+		err = x.renew()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+func (x *Index) open() error {
+	// SQLite would make it readable by others.
+	f, err := os.OpenFile(x.path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "index of the audit log: %w", err)
+	}
+	_ = f.Close()
+	escaped := strings.NewReplacer("%", "%25", "?", "%3f", "#", "%23").Replace(x.path)
+	// It is made again when a crash of the machine spoils it.
+	x.db, err = sql.Open("sqlite", "file:"+escaped+"?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_txlock=immediate")
+	if err != nil {
+		return failed(err)
+	}
+	x.db.SetMaxOpenConns(1)
+	var n int
+	if err := x.db.QueryRow("PRAGMA user_version").Scan(&n); err != nil {
+		return failed(errors.Join(err, x.db.Close()))
+	}
+	if n == version {
+		return nil
+	}
+	if n != 0 {
+		return failed(errors.Join(errors.New("it is of another version"), x.db.Close()))
+	}
+	tx, err := x.db.Begin()
+	if err == nil {
+		_, err = tx.Exec(schema + "PRAGMA user_version = 1")
+		if err == nil {
+			err = tx.Commit()
+		} else {
+			err = errors.Join(err, tx.Rollback())
+		}
+	}
+	if err != nil {
+		return failed(errors.Join(err, x.db.Close()))
+	}
+	return nil
+}
+
+// renew begins with an empty file.
+func (x *Index) renew() error {
+	if x.db != nil {
+		_ = x.db.Close()
+	}
+	for _, end := range []string{"", "-wal", "-shm"} {
+		_ = os.Remove(x.path + end)
+	}
+	return x.open()
+}
+
+func failed(err error) error {
+	return berm.Errorf(berm.Internal, "index of the audit log: %w", err)
+}
+
+// Close closes the index.
+func (x *Index) Close() error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.db.Close()
+}
+
+// Found is a record that a query found.
+type Found struct {
+	Seq  uint64
+	Line json.RawMessage
+}
+
+// Query takes in what came to the log and returns the records that a query finds, in order.
+func (x *Index) Query(ctx context.Context, q Query) (found []Found, err error) {
+	err = x.fresh(ctx, func() error {
+		found = nil
+		text, args := q.sql()
+		rows, err := x.db.QueryContext(ctx, text, args...)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = rows.Close() }()
+		for rows.Next() {
+			var f Found
+			if err := rows.Scan(&f.Seq, (*[]byte)(&f.Line)); err != nil {
+				return err
+			}
+			found = append(found, f)
+		}
+		return rows.Err()
+	})
+	return found, err
+}
+
+// Names says whether a record of the sandbox names content by its hash.
+func (x *Index) Names(ctx context.Context, id berm.SandboxID, sha256 string) (found bool, err error) {
+	err = x.fresh(ctx, func() error {
+		return x.db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM names JOIN records USING (seq) WHERE names.kind = 'blob' AND name = ? AND sandbox = ?)`, sha256, string(id)).Scan(&found)
+	})
+	return found, err
+}
+
+// fresh does something with an index of the whole log. A file that is spoilt is made anew.
+func (x *Index) fresh(ctx context.Context, do func() error) error {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	err := x.update(ctx)
+	if err == nil {
+		err = do()
+	}
+	if err == nil || ctx.Err() != nil {
+		return errors.Join(ctx.Err(), err)
+	}
+	if err := x.renew(); err != nil {
+		return err
+	}
+	if err = x.update(ctx); err == nil {
+		err = do()
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return nil
+}
+
+// batch is how many records are taken in at once.
+const batch = 5000
+
+// update takes in what came to the log since, and forgets what the log did. If the log is not
+// the one of before, all is read again.
+func (x *Index) update(ctx context.Context) error {
+	var last uint64
+	var hash string
+	if err := x.db.QueryRowContext(ctx, "SELECT last, hash FROM state").Scan(&last, &hash); err != nil {
+		return err
+	}
+	var tx *sql.Tx
+	var insert, name *sql.Stmt
+	taken, first := 0, true
+	begin := func() (err error) {
+		if tx, err = x.db.BeginTx(ctx, nil); err != nil {
+			return err
+		}
+		if insert, err = tx.Prepare("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)"); err == nil {
+			name, err = tx.Prepare("INSERT OR IGNORE INTO names VALUES (?, ?, ?)")
+		}
+		return err
+	}
+	commit := func() error {
+		if tx == nil {
+			return nil
+		}
+		_, err := tx.Exec("UPDATE state SET last = ?, hash = ?", int64(last), hash)
+		if err == nil {
+			err = tx.Commit()
+		}
+		tx = nil
+		return err
+	}
+	defer func() {
+		if tx != nil {
+			_ = tx.Rollback()
+		}
+	}()
+	for line, err := range x.source.Records(last) {
+		if err != nil {
+			continue // what is no record is found by whoever verifies the log
+		}
+		if first && last > 0 && (line.Seq != last || lineHash(line.Raw) != hash) {
+			break // first stays set: another log
+		}
+		if first && last > 0 {
+			first = false
+			continue
+		}
+		first = false
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if tx == nil {
+			if err := begin(); err != nil {
+				return err
+			}
+		}
+		if err := x.take(insert, name, line); err != nil {
+			return err
+		}
+		last, hash = line.Seq, lineHash(line.Raw)
+		if taken++; taken%batch == 0 {
+			if err := commit(); err != nil {
+				return err
+			}
+		}
+	}
+	if first && last > 0 {
+		if err := x.renew(); err != nil {
+			return err
+		}
+		return x.update(ctx) // last is 0 now
+	}
+	if err := commit(); err != nil {
+		return err
+	}
+	return x.forget(ctx)
+}
+
+func lineHash(raw []byte) string {
+	sum := sha256.Sum256(raw)
+	return hex.EncodeToString(sum[:])
+}
+
+func (x *Index) take(insert, name *sql.Stmt, line trail.Line) error {
+	seq := int64(line.Seq)
+	if _, err := insert.Exec(seq, string(line.Sandbox), line.Time.UnixNano(), string(line.Type), line.Actor.ID, line.Actor.Type, string(line.Outcome), line.Raw); err != nil {
+		return err
+	}
+	n := namesOf(line, x.source)
+	for kind, list := range map[string][]string{"path": n.paths, "host": n.hosts, "blob": n.blobs} {
+		for _, s := range list {
+			if _, err := name.Exec(kind, s, seq); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// forget removes what is older than the first record of the log.
+func (x *Index) forget(ctx context.Context) error {
+	var oldest, first sql.NullInt64
+	if err := x.db.QueryRowContext(ctx, "SELECT min(seq) FROM records").Scan(&oldest); err != nil || !oldest.Valid {
+		return err
+	}
+	for line, err := range x.source.Records(0) {
+		if err == nil {
+			first = sql.NullInt64{Int64: int64(line.Seq), Valid: true}
+			break
+		}
+	}
+	if !first.Valid || first.Int64 <= oldest.Int64 {
+		return nil
+	}
+	_, err := x.db.ExecContext(ctx, "DELETE FROM names WHERE seq < ?; DELETE FROM records WHERE seq < ?", first.Int64, first.Int64)
+	return err
+}
+
+// sql writes a query as SQLite takes it.
+func (q Query) sql() (string, []any) {
+	var where []string
+	var args []any
+	and := func(text string, values ...any) { where, args = append(where, text), append(args, values...) }
+	and("seq > ?", int64(q.After))
+	switch {
+	case q.Sandbox != "" && q.Gaps:
+		and("(sandbox = ? OR sandbox = '' AND type = ?)", string(q.Sandbox), string(audit.Gap))
+	case q.Sandbox != "":
+		and("sandbox = ?", string(q.Sandbox))
+	}
+	if q.Actor != "" {
+		and("(actor = ? OR records.kind = ?)", q.Actor, q.Actor)
+	}
+	if len(q.Types) > 0 {
+		var any []string
+		for _, t := range q.Types {
+			any = append(any, "type = ? OR type >= ? AND type < ?")
+			args = append(args, t, t+".", t+"/") // '/' follows '.'
+		}
+		where = append(where, "("+strings.Join(any, " OR ")+")")
+	}
+	if !q.Since.IsZero() {
+		and("time >= ?", q.Since.UnixNano())
+	}
+	if !q.Until.IsZero() {
+		and("time <= ?", q.Until.UnixNano())
+	}
+	if q.Verdict != "" {
+		and("outcome = ?", string(q.Verdict))
+	}
+	if q.Path != "" {
+		key := pathKey(q.Path)
+		and("seq IN (SELECT seq FROM names WHERE kind = 'path' AND (name = ? OR name >= ? AND name < ?))", key, key+"/", key+"0") // '0' follows '/'
+	}
+	if q.Host != "" {
+		key := hostKey(q.Host)
+		and("seq IN (SELECT seq FROM names WHERE kind = 'host' AND (name = ? OR name >= ? AND name < ?))", key, key+".", key+"/")
+	}
+	text := "SELECT seq, line FROM records WHERE " + strings.Join(where, " AND ") + " ORDER BY seq"
+	if q.Limit > 0 {
+		text += " LIMIT ?"
+		args = append(args, q.Limit)
+	}
+	return text, args
+}
