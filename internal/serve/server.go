@@ -24,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/api/router"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/capture"
+	"github.com/berm-sandbox/berm/internal/audit/index"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
@@ -196,8 +197,14 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 
+	found, err := index.Open(filepath.Join(c.Data, "audit-index.db"), trail.Dir(filepath.Join(c.Data, "audit")))
+	if err != nil {
+		return err
+	}
+	cu.Add(func() { c.closed("index of the audit log", found.Close()) })
+
 	port := listener.Addr().(*net.TCPAddr).Port
-	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Log: c.Log})
+	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
 	served := make(chan error, 2)

@@ -44,6 +44,7 @@ type Config struct {
 	// it is 443; "" lets each client use its own.
 	Domain string
 	Audit  audit.Emitter
+	Trail  Trail
 	Log    *slog.Logger
 }
 
@@ -114,6 +115,9 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).credentials)},
 	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).setCredentials)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/log", handle: ofSandbox((*API).networkLog)},
+	{method: "GET", path: "/berm/v1/audit", handle: (*API).auditLog},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit", handle: ofSandbox((*API).auditOf)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit/blobs/{sha256}", handle: ofSandbox((*API).auditBlob)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},
 	{method: "POST", path: "/sandboxes/{sandboxID}/snapshots", lacking: "snapshots"},

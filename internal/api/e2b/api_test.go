@@ -22,6 +22,9 @@ import (
 	"github.com/getkin/kin-openapi/routers/gorillamux"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit/audittest"
+	"github.com/berm-sandbox/berm/internal/audit/index"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
@@ -38,6 +41,7 @@ type world struct {
 	key    string
 	audit  *records
 	log    *enginetest.Log
+	logged *audittest.Log // what the routes of the audit log read
 	router routers.Router
 }
 
@@ -70,7 +74,13 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { secrets.Close() })
-	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Log: log}))
+	w.logged = audittest.New(t, t.TempDir())
+	found, err := index.Open(filepath.Join(t.TempDir(), "index.db"), trail.Dir(w.logged.Dir))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = found.Close() })
+	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}

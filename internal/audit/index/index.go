@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -172,6 +173,9 @@ func (x *Index) Names(ctx context.Context, id berm.SandboxID, sha256 string) (fo
 	})
 	return found, err
 }
+
+// Blob opens content of the log by its hash. Kind NotFound.
+func (x *Index) Blob(sha256 string) (io.ReadCloser, error) { return x.source.Blob(sha256) }
 
 // fresh does something with an index of the whole log. A file that is spoilt is made anew.
 func (x *Index) fresh(ctx context.Context, do func() error) error {

@@ -1,0 +1,82 @@
+package e2b
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"net/http"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit/index"
+)
+
+// Trail finds the records of the audit log, and what is kept beside them.
+type Trail interface {
+	// Query returns the records that a query finds, in order.
+	Query(ctx context.Context, q index.Query) ([]index.Found, error)
+	// Names says whether a record of the sandbox names content by its hash.
+	Names(ctx context.Context, id berm.SandboxID, sha256 string) (bool, error)
+	// Blob opens content by its hash. Kind NotFound.
+	Blob(sha256 string) (io.ReadCloser, error)
+}
+
+// maxRecords is how many records an answer has at most.
+const maxRecords = 1000
+
+// auditLog returns records of all sandboxes and of the server.
+func (a *API) auditLog(w http.ResponseWriter, r *http.Request) error {
+	return a.records(w, r, "")
+}
+
+// auditOf returns the records of a sandbox, and what the log lost of all, also long after its
+// end.
+func (a *API) auditOf(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	return a.records(w, r, id)
+}
+
+func (a *API) records(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	q, err := index.Parse(r.URL.Query())
+	if err != nil {
+		return err
+	}
+	if id != "" {
+		q.Sandbox, q.Gaps = id, true
+	}
+	if q.Limit == 0 || q.Limit > maxRecords {
+		q.Limit = maxRecords
+	}
+	found, err := a.Trail.Query(r.Context(), q)
+	if err != nil {
+		return err
+	}
+	next := q.After
+	for _, f := range found {
+		next = f.Seq
+	}
+	return answer(w, http.StatusOK, map[string]any{
+		"records": mapped(found, func(f index.Found) json.RawMessage { return f.Line }), "next": next,
+	})
+}
+
+// auditBlob returns content that a record of the sandbox names: output of a command, a file.
+func (a *API) auditBlob(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	hash := r.PathValue("sha256")
+	known, err := a.Trail.Names(r.Context(), id, hash)
+	if err != nil {
+		return err
+	}
+	if !known {
+		return berm.Errorf(berm.NotFound, "no record of sandbox %s names this content", id)
+	}
+	content, err := a.Trail.Blob(hash)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = content.Close() }()
+	h := w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("Content-Disposition", "attachment") // a browser must not show what a sandbox wrote
+	h.Set("Content-Security-Policy", "sandbox")
+	_, _ = io.Copy(w, content)
+	return nil
+}

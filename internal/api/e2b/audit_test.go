@@ -1,0 +1,95 @@
+package e2b
+
+import (
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+)
+
+const (
+	first  = berm.SandboxID("i0aaaaaaaaaaaaaaaaaaa")
+	second = berm.SandboxID("i0bbbbbbbbbbbbbbbbbbb")
+)
+
+type recordsPage struct {
+	Records []audit.Record
+	Next    uint64
+}
+
+// Records are found by what they tell, page by page, long after the sandbox is gone.
+func TestAudit(t *testing.T) {
+	w := newWorld(t)
+	w.logged.Session(first)
+	w.logged.Session(second)
+	get := func(path string) (p recordsPage) {
+		t.Helper()
+		w.want(200, "GET", "/berm/v1"+path, "").into(t, &p)
+		return p
+	}
+	all := get("/audit")
+	if len(all.Records) < 50 || all.Next != all.Records[len(all.Records)-1].Seq {
+		t.Errorf("%d records, next is %d", len(all.Records), all.Next)
+	}
+	denied := get("/audit?type=net&verdict=deny&host=evil.test")
+	if len(denied.Records) != 4 {
+		t.Errorf("%d denials", len(denied.Records))
+	}
+	ran := get("/audit?type=exec.start&actor=k1&sandbox=" + string(first))
+	if len(ran.Records) != 4 {
+		t.Errorf("%d commands", len(ran.Records))
+	}
+	var paged []audit.Record
+	for after := uint64(0); ; {
+		p := recordsPage{}
+		w.want(200, "GET", "/berm/v1/sandboxes/"+string(second)+"/audit?limit=7&after="+jsonText(after), "").into(t, &p)
+		if len(p.Records) == 0 {
+			break
+		}
+		paged, after = append(paged, p.Records...), p.Next
+	}
+	gaps := 0
+	for _, r := range paged {
+		if r.Sandbox != second {
+			if r.Type != audit.Gap {
+				t.Errorf("a record of %q", r.Sandbox)
+			}
+			gaps++
+		}
+	}
+	if len(paged) < 20 || gaps != 2 {
+		t.Errorf("%d records, %d gaps", len(paged), gaps)
+	}
+	if p := get("/audit?after=" + jsonText(all.Next)); len(p.Records) != 0 || p.Next != all.Next {
+		t.Errorf("after the last one: %+v", p)
+	}
+	for _, q := range []string{"since=x", "verdict=perhaps", "path=x", "after=x"} {
+		w.want(400, "GET", "/berm/v1/audit?"+q, "")
+	}
+}
+
+func jsonText(v any) string {
+	text, _ := json.Marshal(v)
+	return string(text)
+}
+
+// Content is given to who asks for that of the sandbox whose records name it, and never as
+// something that a browser would show.
+func TestAuditBlob(t *testing.T) {
+	w := newWorld(t)
+	l := w.logged
+	l.Session(first)
+	l.Add(audit.Record{Sandbox: second, Type: audit.FileAPI, Data: audit.FileAccess{Path: "/s", Op: "write", SHA256: l.Blob(audit.KindContent, "<script>").SHA256}})
+	hash := l.Blob(audit.KindContent, "<script>").SHA256
+	at := "/berm/v1/sandboxes/" + string(second) + "/audit/blobs/"
+	got := w.want(200, "GET", at+hash, "")
+	if string(got.body) != "<script>" || got.header.Get("Content-Type") != "application/octet-stream" || got.header.Get("Content-Disposition") != "attachment" {
+		t.Errorf("%q with %v", got.body, got.header)
+	}
+	w.want(404, "GET", "/berm/v1/sandboxes/"+string(first)+"/audit/blobs/"+hash, "")
+	for _, name := range []string{strings.Repeat("0", 64), "..%2f..%2flog.jsonl", "x"} {
+		w.want(404, "GET", at+name, "")
+	}
+}
