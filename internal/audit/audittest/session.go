@@ -125,9 +125,9 @@ type Command struct {
 // Run adds a command with its processes and output.
 func (l *Log) Run(id berm.SandboxID, actor audit.Actor, c Command) {
 	l.tb.Helper()
-	data := audit.Command{PID: c.PID, Argv: c.Argv, Cwd: "/workspace", User: "user", Env: []string{"HOME", "PATH"}, TTY: c.TTY}
-	begin := l.now
-	l.Add(audit.Record{Sandbox: id, Actor: actor, Type: audit.ExecStart, Src: "router", Data: data})
+	data := audit.Command{Argv: c.Argv, Cwd: "/workspace", User: "user", Env: []string{"HOME", "PATH"}, TTY: c.TTY}
+	begin, trace := l.now, fmt.Sprintf("t%d", l.seq)
+	l.Add(audit.Record{Sandbox: id, Actor: actor, Type: audit.ExecStart, Src: "router", Data: data, TraceID: trace})
 	l.Proc(id, audit.ProcExec, audit.Process{PID: c.PID, PPID: 2, UID: 1000, Exe: "/usr/bin/" + filepath.Base(c.Argv[0]), Argv: c.Argv, Cwd: "/workspace"})
 	if c.During != nil {
 		c.During()
@@ -146,13 +146,17 @@ func (l *Log) Run(id berm.SandboxID, actor audit.Actor, c Command) {
 		l.now = end
 	}
 	l.Wait(20 * time.Millisecond)
-	exit := audit.Command{PID: c.PID, Output: data.Output, Signal: c.Signal, Millis: l.now.Sub(begin).Milliseconds()}
+	exit := data
+	exit.PID, exit.Signal, exit.Millis = c.PID, c.Signal, l.now.Sub(begin).Milliseconds()
 	process := audit.Process{PID: c.PID, UID: 1000, Signal: c.Signal}
 	if c.Signal == "" {
 		exit.Code, process.Code = &c.Code, &c.Code
 	}
 	l.Proc(id, audit.ProcExit, process)
-	r := audit.Record{Sandbox: id, Actor: actor, Type: audit.ExecExit, Src: "router", Data: exit}
+	r := audit.Record{Sandbox: id, Actor: actor, Type: audit.ExecExit, Src: "router", Data: exit, TraceID: trace}
+	if c.Signal != "" || c.Code != 0 {
+		r.Outcome = audit.Failed
+	}
 	if len(frames) > 0 {
 		r.Blobs = []audit.Blob{l.Frames(frames)}
 	}

@@ -237,6 +237,12 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 			n.blobs = append(n.blobs, change.Before, change.After)
 		}
 	case "net", "credential":
+		if line.Type == audit.NetAsk {
+			if r := (egress.Reply{}); decode(&r) {
+				n.hosts = append(n.hosts, r.Question.Host)
+			}
+			break
+		}
 		if e := (egress.Event{}); decode(&e) {
 			n.hosts = append(n.hosts, e.Name, e.Address)
 		}

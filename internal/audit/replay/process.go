@@ -119,10 +119,13 @@ func (s *processes) see(e *Event, data *audit.Process) {
 
 // command takes in the start or the end of a command of the API.
 func (s *processes) command(c *Command, ended bool) {
-	if c.PID == 0 {
+	p := s.find(c.PID, 0)
+	if c.PID == 0 { // it never ended
+		if !ended {
+			s.add(&Process{Start: c.Start, Trust: c.Trust, Images: []Image{{Time: c.Start, Argv: c.Argv, Cwd: c.Cwd}}, Command: c})
+		}
 		return
 	}
-	p := s.find(c.PID, 0)
 	if p == nil && ended {
 		return // its own end was told
 	}

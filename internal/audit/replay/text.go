@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"strconv"
@@ -27,6 +28,13 @@ func (e *Event) Text() string {
 		text = fmt.Sprintf("looked at the writable layer (%s): %s of another content than the template's", data.At, count(len(data.Changes)+data.More, "path"))
 	case *egress.Event:
 		text = Reached(data)
+	case *egress.Reply:
+		answer := "deny"
+		if data.Allow {
+			answer = "allow"
+		}
+		q := data.Question
+		text = fmt.Sprintf("%s answered %s %s %s (rule %s; for %s)", who(e.Actor), answer, q.Protocol, net.JoinHostPort(q.Host, strconv.Itoa(int(q.Port))), q.Rule, cmp.Or(data.Scope, "nothing"))
 	case map[string]any:
 		text = e.plain(data)
 	default:
@@ -34,7 +42,9 @@ func (e *Event) Text() string {
 	}
 	switch e.Outcome {
 	case audit.Failed:
-		text += ": failed"
+		if e.Type != audit.ExecExit {
+			text += ": failed"
+		}
 	case audit.Denied:
 		if _, flow := e.Data.(*egress.Event); !flow {
 			text += ": denied"
@@ -73,7 +83,13 @@ func (e *Event) command(c *audit.Command) string {
 		if c.TTY != nil {
 			text += fmt.Sprintf(", on a terminal of %d by %d", c.TTY.Columns, c.TTY.Rows)
 		}
-		return text + fmt.Sprintf(" (pid %d)", c.PID)
+		if c.Cut {
+			text += " …"
+		}
+		if c.PID != 0 {
+			text += fmt.Sprintf(" (pid %d)", c.PID)
+		}
+		return text
 	}
 	name := fmt.Sprintf("pid %d", c.PID)
 	result := "ended"
@@ -221,6 +237,8 @@ func (e *Event) plain(data map[string]any) string {
 		return "limit of " + str("limit") + " was reached"
 	case audit.PolicySet:
 		return "the policy was set by " + who(e.Actor)
+	case audit.CredentialSet:
+		return "the credentials were set by " + who(e.Actor)
 	case audit.APICall:
 		return fmt.Sprintf("%s %s by %s: %s", str("method"), str("route"), who(e.Actor), str("status"))
 	case audit.Gap:

@@ -29,10 +29,11 @@ type Event struct {
 	Outcome audit.Outcome
 	Reason  string
 	// Data is *audit.Command, *audit.Process, *audit.ProcessSum, *audit.FileAccess,
-	// *audit.Changes, *egress.Event, or a map for the other types.
+	// *audit.Changes, *egress.Event, *egress.Reply, or a map for the other types.
 	Data  any
 	Raw   json.RawMessage // Data as it was recorded
 	Blobs []audit.Blob
+	Trace string // what records of one action have in common
 	// Command is that which the event is of.
 	Command *Command
 }
@@ -49,6 +50,7 @@ type Command struct {
 	frames  *audit.Blob
 	outcome audit.Outcome
 	reason  string
+	trace   string
 }
 
 // Timeline is what a log tells of one sandbox.
@@ -127,7 +129,7 @@ func event(line trail.Line) (*Event, error) {
 	r := &line.Record
 	e := &Event{
 		Time: r.Time, Seq: r.Seq, Type: r.Type, Src: r.Src, Trust: r.Trust, Actor: r.Actor,
-		Outcome: r.Outcome, Reason: r.Reason, Data: r.Data, Blobs: r.Blobs,
+		Outcome: r.Outcome, Reason: r.Reason, Data: r.Data, Blobs: r.Blobs, Trace: r.TraceID,
 	}
 	var data struct{ Data json.RawMessage }
 	if err := json.Unmarshal(line.Raw, &data); err != nil {
@@ -149,7 +151,14 @@ func event(line trail.Line) (*Event, error) {
 			typed = &audit.Changes{}
 		}
 	case Network, Credentials:
-		typed = &egress.Event{}
+		switch r.Type {
+		case audit.NetAsk:
+			typed = &egress.Reply{}
+		case audit.CredentialSet:
+			return e, nil
+		default:
+			typed = &egress.Event{}
+		}
 	default:
 		return e, nil
 	}
@@ -173,6 +182,7 @@ func (t *Timeline) arrange() {
 		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Seq, b.Seq))
 	})
 	t.Start, t.End = t.Events[0].Time, t.Events[len(t.Events)-1].Time
+	t.numbers()
 	gaps := 0
 	processes := processes{}
 	for _, e := range t.Events {
@@ -205,6 +215,21 @@ func (t *Timeline) arrange() {
 	}
 	if gaps > 0 {
 		t.warn("records were lost (%d gaps): what follows is not all that happened", gaps)
+	}
+}
+
+// numbers tells the start of each command its process, which is known at its end alone.
+func (t *Timeline) numbers() {
+	pids := map[string]int{}
+	for _, e := range t.Events {
+		if c, ok := e.Data.(*audit.Command); ok && e.Type == audit.ExecExit && e.Trace != "" {
+			pids[e.Trace] = c.PID
+		}
+	}
+	for _, e := range t.Events {
+		if c, ok := e.Data.(*audit.Command); ok && e.Type == audit.ExecStart && c.PID == 0 {
+			c.PID = pids[e.Trace]
+		}
 	}
 }
 
@@ -254,13 +279,13 @@ func (t *Timeline) exited(e *Event) {
 func (t *Timeline) command(e *Event, data *audit.Command) *Command {
 	if e.Type == audit.ExecExit {
 		for _, c := range slices.Backward(t.Commands) {
-			if c.PID == data.PID && !c.Ended {
+			if !c.Ended && c.trace == e.Trace && (e.Trace != "" || c.PID == data.PID) {
 				c.end(e, data)
 				return c
 			}
 		}
 	}
-	c := &Command{Command: *data, Number: len(t.Commands) + 1, Start: e.Time, Trust: e.Trust, Actor: e.Actor, outcome: e.Outcome, reason: e.Reason}
+	c := &Command{Command: *data, Number: len(t.Commands) + 1, Start: e.Time, Trust: e.Trust, Actor: e.Actor, outcome: e.Outcome, reason: e.Reason, trace: e.Trace}
 	if e.Type == audit.ExecExit { // its start is not there
 		c.Start = e.Time.Add(-time.Duration(data.Millis) * time.Millisecond)
 		c.end(e, data)
@@ -294,7 +319,7 @@ func (c *Command) Result() string {
 		return "running"
 	case c.Signal != "":
 		return "killed by " + c.Signal
-	case c.Code != nil:
+	case c.Code != nil && c.Ended:
 		return fmt.Sprintf("exit %d", *c.Code)
 	case c.reason != "":
 		return c.reason
