@@ -1,4 +1,4 @@
-// Package link makes the only link of a sandbox: a TUN device whose other end is a
+// Package link makes the only link of a sandbox: a TUN or TAP device whose other end is a
 // descriptor, which a userspace TCP/IP stack outside reads and writes.
 //
 // It is linked into the first process of every sandbox, so it imports raw system calls
@@ -27,7 +27,14 @@ type Config struct {
 	Prefix  uint8   // length of the link's network
 	Gateway [4]byte // next hop of everything else, in that network
 	MTU     uint32
+	// Hardware is the sandbox's own address on a link that carries Ethernet frames; without
+	// one it carries packets alone.
+	Hardware [6]byte
 }
+
+// GatewayHardware is the address of the gateway on links that carry Ethernet frames, as it is
+// in QEMU's user network.
+var GatewayHardware = [6]byte{0x52, 0x55, 10, 0, 2, 2}
 
 // Default is the network of every sandbox: the numbers that QEMU's user network made
 // known. Each sandbox has a stack of its own, so all can have the same.
@@ -59,7 +66,7 @@ func Make(c Config) (int, error) {
 	if err != nil {
 		return -1, failed("open /dev/net/tun", err)
 	}
-	index, err := attach(fd)
+	index, err := attach(fd, c)
 	if err == nil {
 		err = configure(index, c)
 	}
@@ -73,12 +80,16 @@ func Make(c Config) (int, error) {
 }
 
 // attach makes the device on fd and returns its index.
-func attach(fd int) (uint32, error) {
+func attach(fd int, c Config) (uint32, error) {
 	ifreq, err := unix.NewIfreq(Name)
 	if err != nil {
 		return 0, failed("name the link", err)
 	}
-	ifreq.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	kind := uint16(unix.IFF_TUN)
+	if c.Hardware != [6]byte{} {
+		kind = unix.IFF_TAP
+	}
+	ifreq.SetUint16(kind | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, ifreq); err != nil {
 		return 0, failed("make the link", err)
 	}
@@ -114,6 +125,9 @@ func configure(index uint32, c Config) error {
 	ipv6 := attribute(nil, unix.IFLA_INET6_ADDR_GEN_MODE, []byte{1})
 	body := link(unix.IfInfomsg{Index: int32(index), Flags: unix.IFF_UP, Change: unix.IFF_UP})
 	body = attribute(body, unix.IFLA_MTU, binary.NativeEndian.AppendUint32(nil, c.MTU))
+	if c.Hardware != [6]byte{} {
+		body = attribute(body, unix.IFLA_ADDRESS, c.Hardware[:])
+	}
 	up := request(1, unix.RTM_NEWLINK, 0, body)
 	gen := request(0, unix.RTM_NEWLINK, 0, attribute(link(unix.IfInfomsg{Index: int32(index)}), unix.IFLA_AF_SPEC, attribute(nil, unix.AF_INET6, ipv6)))
 

@@ -27,9 +27,10 @@ const (
 //
 // gVisor's own endpoint knows segmentation offload for sockets only, and blocks a thread.
 type endpoint struct {
-	file *os.File
-	raw  rawConn
-	gate gate
+	file  *os.File
+	raw   rawConn
+	gate  gate
+	ether *ether // nil: the link carries packets alone
 
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	onClose    func()
@@ -44,14 +45,14 @@ type rawConn interface {
 }
 
 // newEndpoint takes over the descriptor that link.Make returned.
-func newEndpoint(fd int, g gate) (*endpoint, error) {
+func newEndpoint(fd int, g gate, frames *ether) (*endpoint, error) {
 	file := os.NewFile(uintptr(fd), link.Name)
 	raw, err := file.SyscallConn()
 	if err != nil {
 		file.Close()
 		return nil, err
 	}
-	return &endpoint{file: file, raw: raw, gate: g, done: make(chan struct{})}, nil
+	return &endpoint{file: file, raw: raw, gate: g, ether: frames, done: make(chan struct{})}, nil
 }
 
 // sizes of the pieces that a packet is read into, which are what the buffers' pool has;
@@ -60,13 +61,13 @@ var sizes = [...]int{2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 4 << 10}
 
 // pieces is room for one packet. What a packet did not use stays for the next.
 type pieces struct {
-	head  [link.HeaderLen]byte
+	head  [link.HeaderLen + etherLen]byte
 	views [len(sizes)]*buffer.View
 	vec   [1 + len(sizes)][]byte
 }
 
-func (p *pieces) fill() {
-	p.vec[0] = p.head[:]
+func (p *pieces) fill(around int) {
+	p.vec[0] = p.head[:around]
 	for i, v := range p.views {
 		if v == nil {
 			p.views[i] = buffer.NewViewSize(sizes[i])
@@ -104,9 +105,10 @@ func (e *endpoint) read() {
 	defer close(e.done)
 	var p pieces
 	var failed error
+	around := e.around()
 	err := e.raw.Read(func(fd uintptr) bool {
 		for {
-			p.fill()
+			p.fill(around)
 			n, err := unix.Readv(int(fd), p.vec[:])
 			switch {
 			case err == unix.EINTR:
@@ -119,8 +121,8 @@ func (e *endpoint) read() {
 			case n == 0: // a socket whose other end is closed
 				failed = io.EOF
 				return true
-			case n > link.HeaderLen:
-				e.deliver(&p, n-link.HeaderLen)
+			case n > around:
+				e.deliver(&p, n-around)
 			}
 		}
 	})
@@ -132,6 +134,22 @@ func (e *endpoint) read() {
 }
 
 func (e *endpoint) deliver(p *pieces, n int) {
+	if e.ether != nil {
+		switch e.ether.kind(p.head[link.HeaderLen:]) {
+		case etherIPv4:
+			n = unpadded(p.vec[1], n)
+		case etherARP:
+			if answer := e.ether.answer(p.vec[1][:min(n, len(p.vec[1]))], e.gate.own, e.gate.gateway); answer != nil {
+				frame := append(e.ether.header(make([]byte, link.HeaderLen, link.HeaderLen+etherLen+arpLen), etherARP), answer...)
+				_ = e.send([][]byte{frame})
+				return
+			}
+			fallthrough
+		default:
+			e.dropped.Add(1)
+			return
+		}
+	}
 	// The headers that the gate reads are in the first piece.
 	if !e.gate.admits(p.vec[1][:min(n, len(p.vec[1]))], n) {
 		e.dropped.Add(1)
@@ -163,28 +181,37 @@ func (e *endpoint) WritePackets(list stack.PacketBufferList) (int, tcpip.Error) 
 }
 
 func (e *endpoint) write(packet *stack.PacketBuffer) error {
-	var head [link.HeaderLen]byte
+	var head [link.HeaderLen + etherLen]byte
+	frame := e.around() - link.HeaderLen
+	if e.ether != nil {
+		e.ether.header(head[:link.HeaderLen], etherIPv4)
+	}
 	if gso := packet.GSOOptions; gso.Type == stack.GSOTCPv4 {
 		if gso.NeedsCsum {
 			head[0] = needsChecksum
-			binary.NativeEndian.PutUint16(head[6:], gso.L3HdrLen)
+			binary.NativeEndian.PutUint16(head[6:], uint16(frame)+gso.L3HdrLen)
 			binary.NativeEndian.PutUint16(head[8:], gso.CsumOffset)
 		}
 		if packet.Data().Size() > int(gso.MSS) {
 			head[1] = gsoTCPv4
-			binary.NativeEndian.PutUint16(head[2:], uint16(packet.HeaderSize()))
+			binary.NativeEndian.PutUint16(head[2:], uint16(frame+packet.HeaderSize()))
 			binary.NativeEndian.PutUint16(head[4:], gso.MSS)
 		}
 	}
 	vec := vectors.Get().(*[][]byte)
-	*vec = append(append((*vec)[:0], head[:]), packet.AsSlices()...)
-	err := e.raw.Write(func(fd uintptr) bool {
-		_, _ = unix.Writev(int(fd), *vec)
-		return true
-	})
+	*vec = append(append((*vec)[:0], head[:e.around()]), packet.AsSlices()...)
+	err := e.send(*vec)
 	clear(*vec)
 	vectors.Put(vec)
 	return err
+}
+
+// send writes a packet with what is around it.
+func (e *endpoint) send(pieces [][]byte) error {
+	return e.raw.Write(func(fd uintptr) bool {
+		_, _ = unix.Writev(int(fd), pieces)
+		return true
+	})
 }
 
 // Attach implements stack.NetworkLinkEndpoint: packets are read from now on.

@@ -101,11 +101,24 @@ type Stack struct {
 
 // New makes the stack of a sandbox on the descriptor that link.Make returned for
 // link.Default, and takes it over. The judge is asked from now on.
-func New(fd int, j Judge, l Limits) (*Stack, error) {
-	l = l.filled()
+func New(fd int, j Judge, l Limits) (*Stack, error) { return newStack(fd, link.Default, j, l) }
+
+// NewEthernet is New of a link that carries Ethernet frames: of link.Default with the
+// sandbox's hardware address.
+func NewEthernet(fd int, hardware [6]byte, j Judge, l Limits) (*Stack, error) {
 	c := link.Default
+	c.Hardware = hardware
+	return newStack(fd, c, j, l)
+}
+
+func newStack(fd int, c link.Config, j Judge, l Limits) (*Stack, error) {
+	l = l.filled()
+	var frames *ether
+	if c.Hardware != [6]byte{} {
+		frames = &ether{gateway: link.GatewayHardware, sandbox: c.Hardware}
+	}
 	network := netip.PrefixFrom(netip.AddrFrom4(c.Address), int(c.Prefix)).Masked()
-	e, err := newEndpoint(fd, gate{own: c.Address, gateway: c.Gateway, network: network})
+	e, err := newEndpoint(fd, gate{own: c.Address, gateway: c.Gateway, network: network}, frames)
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "use the link: %w", err)
 	}

@@ -253,10 +253,8 @@ func (s *sending) Write(b []byte) (int, error) {
 	s.pieces = append(s.pieces, b)
 	if s.left -= len(b); s.left <= 0 || len(s.pieces) == mostPieces {
 		s.left = 0
-		for {
-			if s.sent, s.err = unix.Writev(s.fd, s.pieces); s.err != unix.EINTR {
-				break
-			}
+		for again := true; again; again = errors.Is(s.err, unix.EINTR) {
+			s.sent, s.err = unix.Writev(s.fd, s.pieces)
 		}
 		s.sent = max(s.sent, 0)
 	}

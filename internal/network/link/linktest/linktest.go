@@ -93,11 +93,23 @@ func New(t testing.TB) *Box {
 
 // Link makes the sandbox's link and returns the descriptor of its outer end, which is the
 // caller's. It skips the test where there is no TUN device to be had.
-func (b *Box) Link(t testing.TB) int {
+func (b *Box) Link(t testing.TB) int { return b.make(t, link.Default) }
+
+// Hardware is the address of sandboxes whose link carries Ethernet frames.
+var Hardware = [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}
+
+// Ethernet is Link of one that carries Ethernet frames.
+func (b *Box) Ethernet(t testing.TB) int {
+	c := link.Default
+	c.Hardware = Hardware
+	return b.make(t, c)
+}
+
+func (b *Box) make(t testing.TB, c link.Config) int {
 	t.Helper()
 	var fd int
 	var err error
-	b.Inside(func() { fd, err = link.Make(link.Default) })
+	b.Inside(func() { fd, err = link.Make(c) })
 	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOENT) {
 		t.Skip("missing: /dev/net/tun that this user may open:", err)
 	}
