@@ -287,11 +287,12 @@ func (l *Log) Rotate(name func(first uint64) string) (string, error) {
 	return old, nil
 }
 
-// encode makes a line that is at most MaxLine bytes long.
+// encode makes a line that is at most MaxLine bytes long and holds nothing that looks like a
+// token.
 func encode(r Record) ([]byte, error) {
 	line, err := json.Marshal(r)
 	if err != nil || len(line) <= MaxLine {
-		return line, err
+		return maskTokens(line), err
 	}
 	r.Data = map[string]any{"cut": len(line)}
 	if len(r.Reason) > 1024 {
@@ -301,7 +302,7 @@ func encode(r Record) ([]byte, error) {
 	if err == nil && len(line) > MaxLine {
 		err = fmt.Errorf("%d bytes are too long for a line", len(line))
 	}
-	return line, err
+	return maskTokens(line), err
 }
 
 func (l *Log) syncLoop() {
