@@ -606,16 +606,15 @@ func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
 	o := s.online
 	info := s.snapshot()
 	link, broker := o.links()
-	if link == nil {
-		return nil, berm.Errorf(berm.Unavailable, "the network service does not have the sandbox's link")
-	}
-	if broker == nil && !info.inspected() {
-		return link.Set(ctx, s.order(&info))
-	}
-	if broker != nil {
+	if broker != nil { // also without a link: what was taken away must not come back with it
 		if err := s.bind(ctx, broker, &info); err != nil {
 			return nil, err
 		}
+	}
+	switch {
+	case link == nil:
+		return nil, berm.Errorf(berm.Unavailable, "the network service does not have the sandbox's link")
+	case broker != nil || !info.inspected():
 		return link.Set(ctx, s.order(&info))
 	}
 	select {

@@ -7,9 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -224,4 +226,71 @@ func holds(t *testing.T, pid int, text string) bool {
 		t.Fatal(err)
 	}
 	return has
+}
+
+// While requests with a credential go on and everything is killed at random, none comes out
+// without it, and nothing that is not allowed.
+func TestDeathsWithCredentials(t *testing.T) {
+	ctx, s := startTrusting(t)
+	setSecret(t, ctx, s, "token", stored)
+	policy := object{"version": 1, "rules": []object{{"id": "web", "to": []string{"www.example.com"}, "http": object{"methods": []string{"GET"}}}}}
+	var made []*harness.Sandbox
+	for range 2 {
+		sandbox := create(t, ctx, s, object{"allow_internet_access": false, "berm": object{"credentials": []object{{"name": "api", "secret": "secret:token", "hosts": []string{"www.example.com"}}}}})
+		if err := s.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/network", policy, nil); err != nil {
+			t.Fatal(err)
+		}
+		made = append(made, sandbox)
+	}
+	// In the background of the sandbox: the server's death ends what it follows.
+	const storm = `nohup python3 -c '
+import ssl, threading, time, urllib.request
+end = time.time() + 14
+good = [0]
+def go(url, method):
+    while time.time() < end:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=3) as r:
+                if r.read().decode() == "%s": good[0] += 1
+        except OSError: time.sleep(.02)
+threads = [threading.Thread(target=go, args=a) for a in [("https://www.example.com/hash?field=Authorization", "GET")] * 8
+    + [("https://www.example.com/hash?field=Authorization", "POST"), ("https://files.example.com/hash?field=Authorization", "GET"), ("https://1.1.1.1/", "GET"), ("http://10.9.9.9/", "GET")]]
+[x.start() for x in threads]
+[x.join() for x in threads]
+open("/tmp/good", "w").write(str(good[0]))' >/dev/null 2>&1 &`
+	before := look(t)
+	for _, sandbox := range made {
+		run(t, ctx, sandbox, fmt.Sprintf(storm, hashed("Bearer "+stored)))
+	}
+	since := time.Now()
+	for i := 0; time.Since(since) < 9*time.Second; i++ {
+		time.Sleep(time.Duration(200+rand.IntN(800)) * time.Millisecond)
+		switch i % 4 {
+		case 0, 2:
+			_ = syscall.Kill(broker(t), syscall.SIGKILL)
+		case 1:
+			_ = syscall.Kill(service(t), syscall.SIGKILL)
+		case 3:
+			s.Crash()
+			if err := s.Restart(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, sandbox := range made {
+		answers(t, ctx, s, sandbox, 10*time.Second, hash, hashed("Bearer "+stored))
+		out := run(t, ctx, sandbox, "for i in $(seq 100); do [ -e /tmp/good ] && break; sleep .2; done; cat /tmp/good")
+		t.Logf("%s requests with their credential", strings.TrimSpace(out.Stdout))
+		if n, err := strconv.Atoi(strings.TrimSpace(out.Stdout)); err != nil || n < 20 {
+			t.Errorf("%q requests: the storm was none", out.Stdout)
+		}
+	}
+	after := look(t)
+	if after.Bare != before.Bare {
+		t.Errorf("%d requests came without their credential", after.Bare-before.Bare)
+	}
+	if after.Posts != before.Posts {
+		t.Errorf("%d requests came by a method that is not allowed", after.Posts-before.Posts)
+	}
+	never(t, one, eight)
 }

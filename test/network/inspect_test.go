@@ -150,3 +150,52 @@ func TestInspection(t *testing.T) {
 	}
 	never(t)
 }
+
+// Sandboxes leave nothing behind in the service of credentials, and cost it little while they
+// idle.
+func TestBrokerKeepsNothing(t *testing.T) {
+	ctx, s := startTrusting(t)
+	setSecret(t, ctx, s, "token", stored)
+	options := object{"berm": object{"credentials": []object{{"name": "api", "secret": "secret:token", "hosts": []string{"www.example.com"}}}}}
+	cycle := func(n int, options object) (took time.Duration, made []*harness.Sandbox) {
+		for range n {
+			sandbox := create(t, ctx, s, options)
+			made = append(made, sandbox)
+			for _, step := range sandbox.Steps {
+				if step.Name == "network" {
+					took += step.Took
+				}
+			}
+		}
+		return took / time.Duration(n), made
+	}
+	end := func(made []*harness.Sandbox) {
+		for _, sandbox := range made {
+			if err := sandbox.Kill(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	_, made := cycle(2, options)
+	pid := broker(t)
+	end(made)
+	before, rss := harness.Descriptors(pid), harness.RSS(pid)
+	const n = 10
+	plain, made := cycle(n, nil)
+	end(made)
+	took, made := cycle(n, options)
+	t.Logf("the network took %s at create, %s without credentials; %d KiB and %.1f descriptors each in a process of %d KiB",
+		took, plain, (harness.RSS(pid)-rss)>>10/n, float64(harness.Descriptors(pid)-before)/n, rss>>10)
+	answers(t, ctx, s, made[0], 5*time.Second, hash, hashed("Bearer "+stored))
+	end(made)
+	for limit := time.Now().Add(3 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		after := harness.Descriptors(pid)
+		if after <= before {
+			return
+		}
+		if time.Now().After(limit) {
+			t.Errorf("%d descriptors before, %d after", before, after)
+			return
+		}
+	}
+}

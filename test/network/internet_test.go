@@ -69,6 +69,7 @@ type world struct {
 	Open  map[string]int // those that are open
 	Asked map[string]int // names that were resolved
 	Bare  int            // requests for /hash without the field in question
+	Posts int            // requests for /hash that were not GET
 }
 
 func (w *world) serve(l net.Listener, handle func(net.Conn)) {
@@ -155,11 +156,14 @@ func internet() {
 		}
 		switch r.URL.Path {
 		case "/hash": // what came in a field, without telling it
+			w.mu.Lock()
 			if r.Header.Get(r.URL.Query().Get("field")) == "" {
-				w.mu.Lock()
 				w.Bare++
-				w.mu.Unlock()
 			}
+			if r.Method != http.MethodGet {
+				w.Posts++
+			}
+			w.mu.Unlock()
 			body = fmt.Sprintf("%x", sha256.Sum256([]byte(r.Header.Get(r.URL.Query().Get("field")))))
 		case "/via": // the proxies that it came through
 			body = proxies[0].Via(c.RemoteAddr().String()) + "+" + proxies[1].Via(c.RemoteAddr().String())
