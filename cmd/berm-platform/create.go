@@ -47,7 +47,7 @@ when it is usable.`,
 	flags.Int64Var(&o.Limits.PIDs, "pids", 0, "most processes and threads (default: the template's)")
 	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
 	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
-	flags.StringArrayVar(&credentials, "cred", nil, "secret that requests get and the sandbox never has,\nNAME=secret:SECRET[,KEY=VALUE...] as of berm run --cred; SECRET is\none that berm secret set stored; may be repeated")
+	flags.StringArrayVar(&credentials, "cred", nil, "let requests have a stored secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...],\nsuch as github=secret:my-token; may be repeated")
 	completeFlag(cmd, "level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		o.Level, o.Limits.Memory, o.Limits.Disk = berm.Level(level), int64(memory), int64(disk)

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -209,6 +210,13 @@ func TestCredentialCommands(t *testing.T) {
 	if out := berm("", 0, curl...); !strings.Contains(out, hashed("Key "+stored)) {
 		t.Errorf("the request: %s\n%s", out, s.Log())
 	}
+	other := berm("", 0, "create", "--cred", "other=secret:cli_token,host=files.example.com,endpoint=OTHER_URL", "--cred", "swap=secret:cli_token,host=www.example.com,env=SWAP,swap")
+	other = strings.TrimSpace(other[strings.LastIndexByte(strings.TrimSpace(other), '\n')+1:])
+	out := berm("", 0, "exec", other, "--", "sh", "-c", `curl -sS "$OTHER_URL/hash?field=Authorization"; echo; curl -sS 'https://www.example.com/hash?field=Authorization'; echo; curl -sS -H "Authorization: Bearer $SWAP" 'https://www.example.com/hash?field=Authorization'`)
+	if words := strings.Fields(out); !slices.Equal(words, []string{hashed("Bearer " + stored), hashed(""), hashed("Bearer " + stored)}) {
+		t.Errorf("an endpoint, without and with the placeholder: %s\n%s", out, s.Log())
+	}
+	berm("", 0, "kill", other)
 	berm("", 0, "secret", "rm", "cli_token")
 	if out := berm("", 0, curl...); !strings.Contains(out, "credential_revoked") {
 		t.Errorf("without its secret: %s", out)
