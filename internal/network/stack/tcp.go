@@ -149,12 +149,13 @@ func (c *conn) Write(b []byte) (int, error) {
 // none at all for a socket.
 func (c *conn) WriteTo(w io.Writer) (int64, error) {
 	once := func() (int, error) { return c.writeOnce(w) }
-	if socket, ok := w.(syscall.Conn); ok && c.flow.Meter == nil {
+	if socket, ok := w.(syscall.Conn); ok {
 		raw, err := socket.SyscallConn()
 		if err != nil {
 			return 0, err
 		}
-		once = func() (int, error) { return c.sendOnce(raw) }
+		paid := 0
+		once = func() (int, error) { return c.sendOnce(raw, &paid) }
 	}
 	readable, ready := waiter.NewChannelEntry(waiter.ReadableEvents | waiter.EventHUp | waiter.EventErr)
 	c.queue.EventRegister(&readable)
@@ -203,14 +204,23 @@ func readFailed(err tcpip.Error) error {
 	return io.ErrUnexpectedEOF
 }
 
-// sendOnce sends what there is over a socket, from where it lies.
-func (c *conn) sendOnce(socket syscall.RawConn) (total int, err error) {
+// sendOnce sends what there is over a socket, from where it lies. The meter was told of that
+// many bytes that were not sent.
+func (c *conn) sendOnce(socket syscall.RawConn, paid *int) (total int, err error) {
+	waiting, _ := c.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
+	waiting = min(waiting, 2*len(chunk{})) // a meter refuses as a whole what it is told of at once
+	if more := waiting - *paid; more > 0 {
+		if err := c.flow.meter(true, more); err != nil {
+			return 0, err
+		}
+		*paid = waiting
+	}
 	failed := socket.Write(func(fd uintptr) bool {
-		waiting, _ := c.ep.GetSockOptInt(tcpip.ReceiveQueueSizeOption)
-		s := sending{fd: int(fd), left: max(waiting, 1)} // more may have come when it is read
+		s := sending{fd: int(fd), left: *paid}
 		_, refused := c.ep.Read(&s, tcpip.ReadOptions{Peek: true})
 		switch {
 		case s.sent > 0:
+			*paid -= s.sent
 			dropped := dropping(s.sent)
 			_, _ = c.ep.Read(&dropped, tcpip.ReadOptions{})
 			c.flow.count(&c.flow.up, s.sent)
@@ -219,7 +229,7 @@ func (c *conn) sendOnce(socket syscall.RawConn) (total int, err error) {
 			return false // until the socket takes more
 		case s.err != nil:
 			err = s.err
-		case refused != nil:
+		case refused != nil && !s.refused: // else something came meanwhile
 			err = readFailed(refused)
 		}
 		return true
@@ -238,6 +248,8 @@ type sending struct {
 	pieces [][]byte
 	sent   int
 	err    error
+	// refused says that there was a piece that is not to be sent now.
+	refused bool
 }
 
 // mostPieces bounds what is sent at once; it is some packets.
@@ -248,9 +260,10 @@ var errSent = errors.New("no more is taken")
 // Write implements io.Writer.
 func (s *sending) Write(b []byte) (int, error) {
 	if s.left <= 0 || s.err != nil {
+		s.refused = true
 		return 0, errSent
 	}
-	s.pieces = append(s.pieces, b)
+	s.pieces = append(s.pieces, b[:min(len(b), s.left)])
 	if s.left -= len(b); s.left <= 0 || len(s.pieces) == mostPieces {
 		s.left = 0
 		for again := true; again; again = errors.Is(s.err, unix.EINTR) {
