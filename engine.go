@@ -87,6 +87,10 @@ type Sandbox interface {
 	Keep(ctx context.Context, file *os.File) error
 	Kept(ctx context.Context) (*os.File, error)
 
+	// Writable gives a look at what the sandbox wrote. Unsupported when its level, or its
+	// monitor, has none to give. One look at a time: a later one ends an earlier one.
+	Writable(ctx context.Context) (Writable, error)
+
 	// Events streams every later change of status, the last one with Exit set when
 	// the sandbox dies; then the channel is closed. It is also closed when ctx ends
 	// or the monitor is lost (the last status then has no Exit).
@@ -100,6 +104,36 @@ type Sandbox interface {
 
 	// Close lets the handle go and leaves the sandbox alive.
 	Close() error
+}
+
+// Writable is a look at the writable layer of one sandbox. It holds nothing of the sandbox but
+// what Now and Last return, for the caller to close.
+type Writable interface {
+	// Now opens the layer as it is. Whatever runs inside may write to it meanwhile.
+	Now(ctx context.Context) (*Written, error)
+
+	// Last waits until no process of the sandbox is left and opens the layer then. The
+	// sandbox is taken away when the look is closed, or a second later. NotFound when it was
+	// taken away before.
+	Last(ctx context.Context) (*Written, error)
+
+	// Close ends the look.
+	Close() error
+}
+
+// Written are open directories: the upper one of an overlay mount (a character device 0:0
+// stands for a deleted name, user.overlay.opaque hides what is below), and the layers below
+// it, the lowest first. Hostile code made what is in them.
+type Written struct {
+	Upper  *os.File
+	Layers []*os.File
+}
+
+// Close closes the directories.
+func (w *Written) Close() {
+	for _, f := range append(w.Layers, w.Upper) {
+		_ = f.Close()
+	}
 }
 
 // Status is what a sandbox's monitor knows of it.

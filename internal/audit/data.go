@@ -55,23 +55,30 @@ type FileAccess struct {
 }
 
 // Changes is what a sandbox's writable layer differs in from its template, at the end or
-// when it was looked at. Content of small files lies beside as blobs.
+// when it was looked at. Content of small text files lies beside as blobs, under the hashes
+// that the changes name; those that one record has no room for are named by records of the
+// same trace that have no changes.
 type Changes struct {
 	At      string   `json:"at"` // "end" or the reason of the look
 	Changes []Change `json:"changes"`
 	More    int      `json:"more,omitempty"` // how many did not fit; the blob "changes" has all, as JSON
+	// Unhashed is how many files were too much to be read in the time that there was.
+	Unhashed int `json:"unhashed,omitempty"`
 }
 
 // Change is one path that differs.
 type Change struct {
 	Path   string `json:"path"`
 	Op     string `json:"op"`   // "add", "modify", "delete", "mode"
-	Kind   string `json:"kind"` // "file", "dir", "link", "fifo", "socket", "device"
+	Kind   string `json:"kind"` // "file", "dir", "link", "fifo", "socket", "device"; of what is there now, or was
 	Size   int64  `json:"size,omitempty"`
 	Mode   string `json:"mode,omitempty"`   // octal
-	Before string `json:"before,omitempty"` // SHA-256 of the template's content
+	Before string `json:"before,omitempty"` // SHA-256 of the template's content, or of a link's target
 	After  string `json:"after,omitempty"`  // SHA-256 of the content, or of a link's target
 	Target string `json:"target,omitempty"` // of a link
+	// Where they are no valid UTF-8, Path and Target are not exact, and these are.
+	PathBytes   []byte `json:"pathBytes,omitempty"`
+	TargetBytes []byte `json:"targetBytes,omitempty"`
 }
 
 // KeyChange names the key that signs from now on, as a note verifier

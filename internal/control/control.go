@@ -44,6 +44,8 @@ type Config struct {
 	Templates Templates
 	Store     Store
 	Audit     audit.Emitter
+	// AuditDir is the directory of the audit log, for the content of files.
+	AuditDir string
 	Log       *slog.Logger
 	// Seed is what access tokens are derived from, so that they need no storage and
 	// survive pause and restart.
@@ -155,6 +157,8 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
 		s.info.State = berm.Killed
 		m.work.Go(func() {
+			s.unseen("end", berm.Errorf(berm.NotFound, "it ended while no server ran"))
+			close(s.looked)
 			s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "lost while no server ran", At: time.Now().UTC()})
 		})
 		return nil
@@ -176,6 +180,8 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	m.sessions[s.info.ID] = s
 	m.mu.Unlock()
 	m.work.Go(s.watch)
+	looking := s.openLook(ctx)
+	m.work.Go(func() { s.keepLook(looking) })
 	m.work.Go(s.sample)
 	switch {
 	case s.online == nil:

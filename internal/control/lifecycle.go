@@ -133,6 +133,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	cu.Release()
+	looking := s.openLook(ctx)
 	m.mu.Lock()
 	m.creating--
 	m.sessions[spec.ID] = s
@@ -141,6 +142,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		s.log("info", "Sandbox started", map[string]string{"template": template.Alias()})
 		s.watch()
 	})
+	m.work.Go(func() { s.keepLook(looking) })
 	m.work.Go(s.sample)
 	if s.online != nil {
 		m.work.Go(s.keepOnline)

@@ -30,11 +30,14 @@ type session struct {
 
 	saving sync.Mutex    // two saves must not overtake each other
 	gone   chan struct{} // closed when nothing is left of the sandbox
+	// looked is closed when what the sandbox wrote is recorded; writable is under mu.
+	looked   chan struct{}
+	writable berm.Writable
 	online *online       // nil for a sandbox without a link
 }
 
 func newSession(m *Manager) *session {
-	s := &session{m: m, op: make(chan struct{}, 1), changed: make(chan struct{}), gone: make(chan struct{})}
+	s := &session{m: m, op: make(chan struct{}, 1), changed: make(chan struct{}), gone: make(chan struct{}), looked: make(chan struct{})}
 	s.life, s.cut = context.WithCancel(context.Background())
 	return s
 }
@@ -148,6 +151,7 @@ func (s *session) pause(ctx context.Context, actor audit.Actor) error {
 	if endErr := s.end(berm.Paused, nil); endErr != nil {
 		return endErr
 	}
+	s.look(ctx, "pause")
 	s.log("info", "Sandbox paused", nil)
 	return err // Conflict when the deadline paused it first
 }
@@ -323,6 +327,10 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	if exit.Reason == berm.ReasonOOM {
 		s.m.tell(s.info.ID, system, audit.LimitHit, audit.OK, exit.Detail, map[string]any{"limit": "memory"})
 	}
+	select {
+	case <-s.looked:
+	case <-time.After(lastLook): // the monitor takes the sandbox away, whoever still looks
+	}
 	s.m.tell(s.info.ID, actor, audit.SandboxExit, audit.OK, string(exit.Reason), exit)
 	if handle := s.current(); handle != nil {
 		_ = handle.Close()
@@ -406,6 +414,7 @@ func (s *session) check(ctx context.Context) {
 	s.mu.Unlock()
 	s.save()
 	s.m.tell(s.info.ID, system, audit.SandboxPause, audit.OK, "deadline", nil)
+	s.m.work.Go(func() { s.look(s.m.ctx, "pause") })
 	s.log("info", "Sandbox paused at its deadline", nil)
 }
 

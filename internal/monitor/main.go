@@ -21,6 +21,12 @@ const (
 	// is one, to whoever sends KeepGet.
 	KeepFile = "keep.sock"
 	ExitFile = "exit.json" // how the sandbox ended
+	// LayerFile serves one look at the writable layer: each byte LayerNow that is sent is
+	// answered, and at the end of the sandbox, without being asked, comes one more answer with
+	// the byte LayerLast. An answer has the descriptors of the upper directory and of the
+	// layers below, the lowest first, or none. What the layer lies on is kept until the
+	// connection is closed, at the longest for LayerPatience.
+	LayerFile = "layer.sock"
 )
 
 // The requests on KeepFile, of one byte each, as is the answer.
@@ -28,6 +34,16 @@ const (
 	KeepPut = 'p'
 	KeepGet = 'g'
 )
+
+// The bytes on LayerFile.
+const (
+	LayerNow  = 'n'
+	LayerLast = 'l'
+)
+
+// LayerPatience is how long the end of a sandbox waits for whoever looks at its layer: it has
+// to be over within two seconds.
+const LayerPatience = 1200 * time.Millisecond
 
 // Life is one sandbox from the view of a monitor's main function.
 type Life struct {

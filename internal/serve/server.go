@@ -183,7 +183,7 @@ func Run(ctx context.Context, c Config) error {
 	egress, stopEgress := c.egress(engine.Probe(ctx), secrets)
 	cu.Add(stopEgress)
 	sessions := control.New(control.Config{
-		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Log: c.Log, Seed: seed,
+		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: filepath.Join(c.Data, "audit"), Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second,
 	})

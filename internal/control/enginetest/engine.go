@@ -416,6 +416,11 @@ func (h *handle) Kept(context.Context) (file *os.File, err error) {
 	return file, err
 }
 
+// Writable fails: nothing is written anywhere.
+func (h *handle) Writable(context.Context) (berm.Writable, error) {
+	return nil, berm.Errorf(berm.Unsupported, "a sandbox in memory writes nothing")
+}
+
 func (h *handle) Events(ctx context.Context) (<-chan berm.Status, error) {
 	// Room for more than any test reports, so that report never waits.
 	events := make(chan berm.Status, 10000)

@@ -375,6 +375,14 @@ func (s *sandbox) Keep(ctx context.Context, _ *os.File) error {
 	return err
 }
 
+// Writable fails: nothing is written anywhere.
+func (s *sandbox) Writable(context.Context) (berm.Writable, error) {
+	if err := s.gone(); err != nil {
+		return nil, err
+	}
+	return nil, berm.Errorf(berm.Unsupported, "a fake sandbox writes nothing")
+}
+
 // Kept fails as Keep does.
 func (s *sandbox) Kept(ctx context.Context) (*os.File, error) { return s.Link(ctx) }
 

@@ -128,6 +128,9 @@ func harness(t *testing.T, root string) drivertest.Harness {
 		if err := feature.TUN.Check(t.Context()); err != nil {
 			h.Missing[drivertest.Link] = err.Error()
 		}
+		if limits.Disk > 0 {
+			h.Missing[drivertest.Writable] = "what an ordinary user's sandbox writes within a limit is in memory that only it sees"
+		}
 		if d.host.kind == launch.Single {
 			h.Missing[drivertest.Users] = d.host.degraded[0]
 		}

@@ -58,7 +58,7 @@ func (c Change) MarshalJSON() ([]byte, error) {
 		if !present {
 			return nil
 		}
-		out := &entry{Type: typeName(e.Mode), Mode: fmt.Sprintf("%04o", unixPerm(e.Mode))}
+		out := &entry{Type: typeName(e.Mode), Mode: fmt.Sprintf("%04o", UnixPerm(e.Mode))}
 		switch e.Mode.Type() {
 		case 0:
 			out.Size = &e.Size
@@ -102,8 +102,8 @@ func typeName(m fs.FileMode) string {
 	}
 }
 
-// unixPerm is the mode without the type, as chmod takes it.
-func unixPerm(m fs.FileMode) uint32 {
+// UnixPerm is the mode without the type, as chmod takes it.
+func UnixPerm(m fs.FileMode) uint32 {
 	perm := uint32(m.Perm())
 	if m&fs.ModeSetuid != 0 {
 		perm |= 0o4000

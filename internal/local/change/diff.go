@@ -163,7 +163,7 @@ func (p *printer) show(c Change, below bool) {
 		if inGit(c.New) {
 			p.file(c, &c.Old, &c.New)
 		} else {
-			p.unsaid(c, c.New, fmt.Sprintf("mode %04o, was %04o", unixPerm(c.New.Mode), unixPerm(c.Old.Mode)))
+			p.unsaid(c, c.New, fmt.Sprintf("mode %04o, was %04o", UnixPerm(c.New.Mode), UnixPerm(c.Old.Mode)))
 		}
 		return
 	}
@@ -258,9 +258,9 @@ func gitMode(m fs.FileMode) string {
 	case m.Type() == fs.ModeSymlink:
 		return "120000"
 	case m&0o100 != 0:
-		return fmt.Sprintf("10%04o", unixPerm(m)&0o7000|0o755)
+		return fmt.Sprintf("10%04o", UnixPerm(m)&0o7000|0o755)
 	default:
-		return fmt.Sprintf("10%04o", unixPerm(m)&0o7000|0o644)
+		return fmt.Sprintf("10%04o", UnixPerm(m)&0o7000|0o644)
 	}
 }
 
@@ -295,7 +295,7 @@ func (p *printer) file(c Change, before, after *Entry) {
 	}
 	if old.mode == new.mode && before.Mode != after.Mode {
 		// Git knows one bit of the mode; where only others differ, all are shown.
-		old.mode, new.mode = fmt.Sprintf("10%04o", unixPerm(before.Mode)), fmt.Sprintf("10%04o", unixPerm(after.Mode))
+		old.mode, new.mode = fmt.Sprintf("10%04o", UnixPerm(before.Mode)), fmt.Sprintf("10%04o", UnixPerm(after.Mode))
 	}
 	p.patch(c.Path, old, new)
 }

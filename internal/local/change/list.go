@@ -45,7 +45,7 @@ func (l Limits) withDefaults() Limits {
 // regular file when its mode or content is. Owners, times, extended attributes and hard
 // links do not count, nor does the mode of the workspace itself.
 //
-// With an error of kind Exhausted (a limit) the changes found so far come too, and with one
+// With an error of kind Exhausted (a limit), or the deadline of ctx exceeded, the changes found so far come too, and with one
 // of kind Denied all but those in the directories that cannot be read. A session that
 // still runs is a moving target: what vanishes while it is looked at is left out.
 func List(ctx context.Context, upper, project *os.Root, limits Limits) ([]Change, error) {
@@ -107,7 +107,7 @@ func walk(ctx context.Context, before, after *os.Root, limits Limits, overlay bo
 			err = nil
 		}
 	}
-	if err != nil && berm.KindOf(err) != berm.Exhausted {
+	if err != nil && berm.KindOf(err) != berm.Exhausted && !errors.Is(err, context.DeadlineExceeded) {
 		return nil, err
 	}
 	slices.SortFunc(w.changes, func(a, b Change) int { return order(a.Path, b.Path) })

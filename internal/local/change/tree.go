@@ -34,6 +34,17 @@ func openDir(root int, path string, flags int) (int, error) {
 	return openBeneath(root, path, flags|unix.O_DIRECTORY)
 }
 
+// OpenRegular opens a regular file of a tree for reading. No part of the path may be a
+// symbolic link; whatever else lies there is an error, and nothing is waited for.
+func OpenRegular(tree *os.Root, path string) (*os.File, error) {
+	root, err := tree.Open(".")
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return openRegular(int(root.Fd()), path)
+}
+
 // openRegular opens a regular file for reading and fails with errNotRegular on
 // everything else.
 func openRegular(dir int, path string) (*os.File, error) {

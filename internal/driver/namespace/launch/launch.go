@@ -43,6 +43,7 @@ type Sandbox struct {
 	keepSocket *net.UnixListener
 	kept       *os.File // under mu; nil for none
 	upper      *os.File // root of the writable layer's mount; nil when init made it
+	looks      *looks   // at the writable layer; nil when there is none to see
 	group      *cgroup.Group
 	claim      *claim.File // nil when nothing is claimed
 
@@ -151,6 +152,9 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 		if err := s.serveLink(); err != nil {
 			return nil, err
 		}
+	}
+	if err := s.serveLooks(); err != nil {
+		return nil, err
 	}
 	if err := failpoint.Hit("launch.ready"); err != nil {
 		return nil, err
@@ -643,9 +647,18 @@ func (s *Sandbox) serveLink() (err error) {
 
 // serve attends each connection to a socket in the current directory.
 func serve(name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
+	return listen(name, func(conn *net.UnixConn) {
+		_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // whoever connects is the server, which may hang
+		attend(conn)
+		conn.Close()
+	})
+}
+
+// listen hands over each connection to a socket in the current directory.
+func listen(name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
 	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
 	if err != nil {
-		return nil, fault("listen for the network service", err)
+		return nil, fault("listen for the server", err)
 	}
 	go func() {
 		for {
@@ -657,9 +670,7 @@ func serve(name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
 				time.Sleep(50 * time.Millisecond)
 				continue
 			}
-			_ = conn.SetDeadline(time.Now().Add(10 * time.Second)) // whoever connects is the server, which may hang
 			attend(conn)
-			conn.Close()
 		}
 	}()
 	return listener, nil
@@ -792,6 +803,9 @@ func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit
 	keep(exit)
 	s.removeGroup()
 	monitor.Trace("control group removed")
+	if s.looks != nil {
+		s.looks.last()
+	}
 	if s.order.Upper.Image != "" {
 		discard(s.upper)
 	}
@@ -820,6 +834,9 @@ func (s *Sandbox) close() {
 		if f != nil {
 			f.Close()
 		}
+	}
+	if s.looks != nil {
+		s.looks.close()
 	}
 	for _, l := range []*net.UnixListener{s.linkSocket, s.keepSocket} {
 		if l != nil {
