@@ -46,7 +46,7 @@ type Config struct {
 	Audit     audit.Emitter
 	// AuditDir is the directory of the audit log, for the content of files.
 	AuditDir string
-	Log       *slog.Logger
+	Log      *slog.Logger
 	// Seed is what access tokens are derived from, so that they need no storage and
 	// survive pause and restart.
 	Seed []byte

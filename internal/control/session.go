@@ -33,7 +33,7 @@ type session struct {
 	// looked is closed when what the sandbox wrote is recorded; writable is under mu.
 	looked   chan struct{}
 	writable berm.Writable
-	online *online       // nil for a sandbox without a link
+	online   *online // nil for a sandbox without a link
 }
 
 func newSession(m *Manager) *session {

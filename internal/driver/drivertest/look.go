@@ -18,7 +18,7 @@ var lookCases = []testCase{
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer w.Close()
+		defer func() { _ = w.Close() }()
 		sh(t, s, "mkdir /d && echo one >/d/f && ln -s /etc /d/l")
 		now, err := w.Now(testContext(t))
 		if err != nil {
@@ -42,7 +42,7 @@ var lookCases = []testCase{
 			t.Errorf("at the end: %q", got)
 		}
 		last.Close()
-		w.Close()
+		_ = w.Close()
 		if err := <-killed; err != nil {
 			t.Error(err)
 		}
@@ -65,7 +65,7 @@ var lookCases = []testCase{
 		if took := time.Since(begin); took > 2*time.Second {
 			t.Errorf("the end took %v", took)
 		}
-		w.Close()
+		_ = w.Close()
 	}},
 }
 

@@ -1,0 +1,173 @@
+// Package capture tries what the audit log holds of sandboxes of a real server.
+package capture
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
+	"github.com/berm-sandbox/berm/test/harness"
+)
+
+// records reads what the log has of a sandbox, once it has n records of a type.
+func records(t *testing.T, s *harness.Server, id string, n int, of audit.Type) (all []audit.Record) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+		all = nil
+		found := 0
+		for line, err := range trail.Dir(filepath.Join(s.Data, "audit")).Records(0) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if line.Sandbox != berm.SandboxID(id) {
+				continue
+			}
+			all = append(all, line.Record)
+			if line.Type == of {
+				found++
+			}
+		}
+		if found >= n {
+			return all
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d records of type %s, want %d: %+v", found, of, n, all)
+		}
+	}
+}
+
+// data reads a record's data as what it is.
+func data[T any](t *testing.T, r audit.Record) (v T) {
+	t.Helper()
+	raw, err := json.Marshal(r.Data)
+	if err == nil {
+		err = json.Unmarshal(raw, &v)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return v
+}
+
+func only(all []audit.Record, of audit.Type) []audit.Record {
+	return slices.DeleteFunc(slices.Clone(all), func(r audit.Record) bool { return r.Type != of })
+}
+
+// A sandbox is used, paused and killed; the log tells what was run, what it wrote and what
+// changed, in this order.
+func TestServer(t *testing.T) {
+	harness.Slow(t)
+	s := harness.Serve(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	box, err := s.Create(ctx, time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Write(ctx, "root", "/srv/up", strings.NewReader("uploaded")); err != nil {
+		t.Fatal(err)
+	}
+	result, err := box.Run(ctx, harness.Shell("root", probe))
+	if err != nil || result.Code != 7 {
+		t.Fatalf("%+v, %v", result, err)
+	}
+	if err := s.Call(ctx, "POST", "/sandboxes/"+box.ID+"/pause", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Call(ctx, "POST", "/sandboxes/"+box.ID+"/resume", map[string]any{"timeout": 60}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := box.Run(ctx, harness.Shell("root", "echo more >>/workspace/c")); err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	all := records(t, s, box.ID, 1, audit.SandboxExit)
+	var order []string
+	for _, r := range all {
+		switch r.Type {
+		case audit.APICall, audit.PolicySet, audit.SandboxCreate, audit.ProcExec, audit.ProcExit, audit.ProcFork:
+		default:
+			order = append(order, string(r.Type))
+		}
+		if r.Trust != audit.TrustHost {
+			t.Errorf("the source of %+v", r)
+		}
+	}
+	if got, want := strings.Join(order, " "), "sandbox.start fs.api exec.start exec.exit sandbox.pause fs.change sandbox.resume exec.start exec.exit fs.change sandbox.exit"; got != want {
+		t.Errorf("records %s, want %s", got, want)
+	}
+	exit := only(all, audit.ExecExit)[0]
+	if c := data[audit.Command](t, exit); c.Code == nil || *c.Code != 7 || c.Output != 8 || c.User != "root" {
+		t.Errorf("%+v", c)
+	}
+	blob, err := trail.Dir(filepath.Join(s.Data, "audit")).Blob(exit.Blobs[0].SHA256)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer blob.Close()
+	output := map[audit.Stream]string{}
+	for f := audit.NewFrameReader(blob); ; {
+		frame, err := f.Read()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		output[frame.Stream] += string(frame.Data)
+	}
+	if output[audit.Stdout] != "out\n" || output[audit.Stderr] != "err\n" {
+		t.Errorf("%q", output)
+	}
+	for i, content := range []string{"2", "2more\n"} {
+		r := only(all, audit.FileChange)[i]
+		got := map[string]audit.Change{}
+		for _, c := range data[audit.Changes](t, r).Changes {
+			got[c.Path] = c
+		}
+		c, d := got["workspace/c"], got["workspace/d"]
+		if c.Op != "add" || c.Mode != "0777" || c.After != sum(content) || d.Kind != "link" || d.Target != "c" {
+			t.Errorf("%+v, %+v", c, d)
+		}
+		for _, gone := range []string{"workspace/a", "workspace/b"} {
+			if c, there := got[gone]; there {
+				t.Errorf("%+v", c)
+			}
+		}
+		if r.Outcome != audit.OK || got["srv/up"].After != sum("uploaded") {
+			t.Errorf("%s: %+v", r.Reason, got)
+		}
+		if blob, err := trail.Dir(filepath.Join(s.Data, "audit")).Blob(sum(content)); err != nil {
+			t.Error(err)
+		} else {
+			blob.Close()
+		}
+	}
+}
+
+func sum(s string) string {
+	h := sha256.Sum256([]byte(s))
+	return hex.EncodeToString(h[:])
+}
+
+// probe is AU-03 of the corpus, and some output.
+const probe = `
+mkdir -p /workspace && cd /workspace
+head -c 4096 /dev/zero | tr '\0' 1 >a; printf 2 | dd of=a conv=notrunc status=none
+mv a b; ln b c; truncate -s 1 c; chmod 777 c; touch -d @0 c; ln -s c d; rm b
+echo out; echo err >&2; exit 7`
+
+func TestMain(m *testing.M) { harness.Main(m) }
