@@ -29,8 +29,12 @@ type Broker interface {
 	SetFields(ctx context.Context, id berm.SandboxID, fields Fields) error
 	// Fields returns them.
 	Fields(ctx context.Context, id berm.SandboxID) (Fields, error)
-	// Fielded are the sandboxes of which it keeps some.
-	Fielded(ctx context.Context) ([]berm.SandboxID, error)
+	// SetProxyPassword keeps that of a sandbox's own proxy; "" is none.
+	SetProxyPassword(ctx context.Context, id berm.SandboxID, password string) error
+	// ProxyPassword returns it.
+	ProxyPassword(ctx context.Context, id berm.SandboxID) (string, error)
+	// Keeps are the sandboxes of which it keeps some.
+	Keeps(ctx context.Context) ([]berm.SandboxID, error)
 }
 
 // Brokering is what a Broker is told of a sandbox.
@@ -84,19 +88,26 @@ func done(l Link) <-chan struct{} {
 }
 
 // order is a sandbox's policy for the Service.
-func (s *session) order(info *Sandbox) egress.Policy {
-	order := s.brokerOrder(info)
+func (s *session) order(ctx context.Context, info *Sandbox) (egress.Policy, error) {
+	order, err := s.brokerOrder(ctx, info)
 	s.online.mu.Lock()
 	defer s.online.mu.Unlock()
 	order.Attach, order.Endpoints = s.online.attach, s.online.endpoints
-	return order
+	return order, err
 }
 
 // brokerOrder is a sandbox's policy for the Broker.
-func (s *session) brokerOrder(info *Sandbox) egress.Policy {
+func (s *session) brokerOrder(ctx context.Context, info *Sandbox) (egress.Policy, error) {
 	order := info.Policy.order()
 	order.Upstream = s.m.Egress.Upstream
-	return order
+	if p := info.Network.EgressProxy; p != nil {
+		password, err := s.m.Egress.Broker.ProxyPassword(ctx, info.ID)
+		if err != nil {
+			return order, err
+		}
+		p.way(&order.Upstream, password)
+	}
+	return order, nil
 }
 
 // openDoor makes the connection between the service and the broker, which it makes the
@@ -117,7 +128,11 @@ func (s *session) openDoor(ctx context.Context, info *Sandbox) (door *os.File, e
 	}
 	defer theirs.Close()
 	if broker != nil {
-		if _, err = broker.Door(ctx, s.brokerOrder(info), theirs); berm.KindOf(err) == berm.Unavailable && err != nil {
+		var order egress.Policy
+		if order, err = s.brokerOrder(ctx, info); err == nil {
+			_, err = broker.Door(ctx, order, theirs)
+		}
+		if berm.KindOf(err) == berm.Unavailable && err != nil {
 			o.lose(nil, broker)
 		}
 	} else {
@@ -140,8 +155,12 @@ func (s *session) meetBroker(ctx context.Context, info *Sandbox, door *os.File) 
 	if kept != nil {
 		defer kept.Close()
 	}
+	order, err := s.brokerOrder(ctx, info)
+	if err != nil {
+		return err
+	}
 	broker, got, err := s.m.Egress.Broker.Open(ctx, info.ID, Brokering{
-		Policy: s.brokerOrder(info), Open: s.m.Egress.Open, Grants: info.Grants, Door: door, Kept: kept,
+		Policy: order, Open: s.m.Egress.Open, Grants: info.Grants, Door: door, Kept: kept,
 	}, s.flow)
 	if err != nil {
 		return err
@@ -195,7 +214,11 @@ func (s *session) rebroker(ctx context.Context) error {
 		return err
 	}
 	defer door.Close()
-	_, err = link.Door(ctx, s.order(&info), door)
+	order, err := s.order(ctx, &info)
+	if err != nil {
+		return err
+	}
+	_, err = link.Door(ctx, order, door)
 	if berm.KindOf(err) == berm.Unavailable && err != nil {
 		return nil // the link has ended: it is attached with another door
 	}
@@ -204,7 +227,11 @@ func (s *session) rebroker(ctx context.Context) error {
 
 // bind gives the broker the present policy and grants.
 func (s *session) bind(ctx context.Context, broker Link, info *Sandbox) error {
-	got, err := s.m.Egress.Broker.Bind(ctx, info.ID, broker, s.brokerOrder(info), info.Grants)
+	order, err := s.brokerOrder(ctx, info)
+	if err != nil {
+		return err
+	}
+	got, err := s.m.Egress.Broker.Bind(ctx, info.ID, broker, order, info.Grants)
 	if err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -180,7 +181,7 @@ func (s *session) renew(ctx context.Context) {
 	defer cancel()
 	s.online.setting.Lock()
 	defer s.online.setting.Unlock()
-	if _, err := s.enforce(ctx); err != nil && berm.KindOf(err) != berm.Unavailable {
+	if _, err := s.enforce(ctx, false); err != nil && berm.KindOf(err) != berm.Unavailable {
 		s.m.Log.Error("a sandbox does not get a changed secret", "sandbox", s.info.ID, "error", err)
 		if _, broker := s.online.links(); broker != nil {
 			finish(broker)
@@ -188,16 +189,20 @@ func (s *session) renew(ctx context.Context) {
 	}
 }
 
-// forgetFields has the broker forget what it keeps of a sandbox that is gone.
-func (m *Manager) forgetFields(id berm.SandboxID, g *Grants) {
-	if len(g.Fields) == 0 || m.Egress.Broker == nil {
+// forgetKept has the broker forget what it keeps of a sandbox that is gone.
+func (m *Manager) forgetKept(info *Sandbox) {
+	if len(info.Grants.Fields) == 0 && info.Network.EgressProxy == nil || m.Egress.Broker == nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), transitionTime)
 	defer cancel()
-	if err := m.Egress.Broker.SetFields(ctx, id, nil); err != nil {
-		m.Log.Error("fields of a sandbox's requests are kept until the next start", "sandbox", id, "error", err)
+	if err := m.forget(ctx, info.ID); err != nil {
+		m.Log.Error("secrets of a sandbox are kept until the next start", "sandbox", info.ID, "error", err)
 	}
+}
+
+func (m *Manager) forget(ctx context.Context, id berm.SandboxID) error {
+	return errors.Join(m.Egress.Broker.SetFields(ctx, id, nil), m.Egress.Broker.SetProxyPassword(ctx, id, ""))
 }
 
 // forgetStrangers has the broker forget what it keeps of sandboxes that are not there.
@@ -205,13 +210,13 @@ func (m *Manager) forgetStrangers(ctx context.Context, known map[berm.SandboxID]
 	if m.Egress.Broker == nil {
 		return nil
 	}
-	ids, err := m.Egress.Broker.Fielded(ctx)
+	ids, err := m.Egress.Broker.Keeps(ctx)
 	if err != nil {
 		return err
 	}
 	for _, id := range ids {
 		if !known[id] {
-			if err := m.Egress.Broker.SetFields(ctx, id, nil); err != nil {
+			if err := m.forget(ctx, id); err != nil {
 				return err
 			}
 		}

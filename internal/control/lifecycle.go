@@ -115,11 +115,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		Level: m.probe(spec.Level).Level, Limits: spec.Limits, Degraded: policy.Degraded, State: berm.Creating,
 		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
-		Internet: r.Internet, Network: r.Network, Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
+		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 	}
 	if spec.Link {
-		cu.Add(func() { m.forgetFields(spec.ID, &granted) })
-		if err := s.goOnline(ctx, allowed, fields); err != nil {
+		cu.Add(func() { m.forgetKept(&s.info) })
+		if err := s.goOnline(ctx, allowed, fields, r.Network.EgressProxy); err != nil {
 			return Sandbox{}, err
 		}
 		cu.Add(s.offline)

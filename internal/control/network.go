@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -111,6 +112,9 @@ func (m *Manager) compile(n Network, internet *bool) (*policy.Policy, Fields, er
 	case m.Egress.Service == nil && len(transforms) > 0:
 		return nil, nil, m.noNetwork("network.rules")
 	}
+	if err := m.checkProxy(n.EgressProxy); err != nil {
+		return nil, nil, err
+	}
 	p.Attach = nil // which the broker adds
 	return p, fieldsOf(transforms), nil
 }
@@ -184,13 +188,16 @@ func newOnline() *online {
 
 // goOnline gives a new sandbox its network, with the first policy and the fields that its
 // requests get.
-func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields) (err error) {
+func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields, proxy *EgressProxy) (err error) {
 	if s.info.Policy, err = newPolicy(p, 1); err != nil {
 		return err
 	}
 	record := map[string]any{"network": s.info.Policy}
 	if !s.info.Grants.empty() {
 		record["grants"] = s.info.Grants
+	}
+	if proxy != nil {
+		record["egressProxy"] = proxy.plain()
 	}
 	if err := s.m.emit(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", record); err != nil {
 		return err
@@ -200,12 +207,18 @@ func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields)
 			return err
 		}
 	}
+	if proxy != nil {
+		if _, err := s.keepProxy(ctx, proxy); err != nil {
+			return err
+		}
+	}
 	s.online = newOnline()
-	return s.attach(ctx)
+	return s.attach(ctx, true)
 }
 
-// attach gives the link to the service, with the policy of the session.
-func (s *session) attach(ctx context.Context) error {
+// attach gives the link to the service, with the policy of the session, which nobody has
+// judged before when it is new.
+func (s *session) attach(ctx context.Context, isNew bool) error {
 	o := s.online
 	o.setting.Lock()
 	defer o.setting.Unlock()
@@ -224,7 +237,12 @@ func (s *session) attach(ctx context.Context) error {
 	if door != nil {
 		defer door.Close()
 	}
-	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, s.order(&info), s.m.Egress.Open, s.flow)
+	order, err := s.order(ctx, &info)
+	if err != nil {
+		return err
+	}
+	order.Upstream.Verify = isNew
+	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, order, s.m.Egress.Open, s.flow)
 	if err != nil {
 		return err
 	}
@@ -256,7 +274,7 @@ func (s *session) keepOnline() {
 		var err error
 		switch {
 		case link == nil:
-			err = s.attach(s.m.ctx)
+			err = s.attach(s.m.ctx, false)
 		case broker == nil && info.inspected():
 			err = s.rebroker(s.m.ctx)
 		}
@@ -436,13 +454,14 @@ func (m *Manager) SetNetwork(ctx context.Context, id berm.SandboxID, n Network, 
 	}
 	info := s.snapshot()
 	if info.Policy == nil {
-		if len(n.AllowOut) > 0 || len(fields) > 0 {
-			return berm.Errorf(berm.Unsupported, "network.allowOut and rules cannot be honoured: sandbox %s was made without a network", id)
+		if len(n.AllowOut) > 0 || len(fields) > 0 || n.EgressProxy != nil {
+			return berm.Errorf(berm.Unsupported, "network.allowOut, rules and egressProxy cannot be honoured: sandbox %s was made without a network", id)
 		}
 		return nil // nothing is reached whatever the fields say
 	}
-	_, _, err = s.setPolicy(ctx, p, 0, actor, &granted, fields, func(info *Sandbox) {
+	_, _, err = s.setPolicy(ctx, p, 0, actor, &granted, fields, n.EgressProxy, func(info *Sandbox) {
 		info.Network.AllowOut, info.Network.DenyOut, info.Internet = n.AllowOut, n.DenyOut, internet
+		info.Network.EgressProxy = n.EgressProxy.plain()
 	})
 	return err
 }
@@ -458,7 +477,7 @@ func (m *Manager) SetPolicy(ctx context.Context, id berm.SandboxID, p *policy.Po
 	if s.snapshot().Policy == nil {
 		return 0, nil, m.noNetwork("a network policy")
 	}
-	revision, warnings, err := s.setPolicy(ctx, p, revision, actor, nil, nil, func(info *Sandbox) {
+	revision, warnings, err := s.setPolicy(ctx, p, revision, actor, nil, nil, nil, func(info *Sandbox) {
 		info.Network.AllowOut, info.Network.DenyOut, info.Internet = nil, nil, nil
 	})
 	if err == nil && p.Asks() && m.Egress.Asker == nil {
@@ -494,7 +513,7 @@ func (m *Manager) CheckNetwork(id berm.SandboxID, q policy.Question) (policy.Ver
 }
 
 // setPolicy replaces the policy and, if granted is not nil, the fields that requests get.
-func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int, actor audit.Actor, granted *Grants, fields Fields, also func(*Sandbox)) (int, []string, error) {
+func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int, actor audit.Actor, granted *Grants, fields Fields, proxy *EgressProxy, also func(*Sandbox)) (int, []string, error) {
 	o := s.online
 	o.setting.Lock()
 	defer o.setting.Unlock()
@@ -511,7 +530,7 @@ func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int,
 	}
 	record := map[string]any{"network": next}
 	if granted != nil {
-		record["fields"] = granted.Fields
+		record["fields"], record["egressProxy"] = granted.Fields, proxy.plain()
 	}
 	if err := s.m.emit(before.ID, actor, audit.PolicySet, audit.OK, "", record); err != nil {
 		return 0, nil, err
@@ -532,6 +551,18 @@ func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int,
 			if err := broker.SetFields(ctx, before.ID, old); err != nil {
 				s.m.Log.Error("putting fields of requests back failed", "sandbox", before.ID, "error", err)
 			}
+		}
+	}
+	if granted != nil && (proxy != nil || before.Network.EgressProxy != nil) {
+		fieldsBack := back
+		proxyBack, err := s.keepProxy(ctx, proxy)
+		if err != nil {
+			fieldsBack()
+			return 0, nil, err
+		}
+		back = func() {
+			proxyBack()
+			fieldsBack()
 		}
 	}
 	warnings, err := s.install(ctx, func(info *Sandbox) {
@@ -589,20 +620,22 @@ func (s *session) install(ctx context.Context, change func(*Sandbox), back func(
 		undo()
 		return nil, err
 	}
-	warnings, err = s.enforce(ctx)
+	after := s.snapshot()
+	warnings, err = s.enforce(ctx, !reflect.DeepEqual(before.Network.EgressProxy, after.Network.EgressProxy))
 	// Without a link, what is attached later is so with this, and nothing passes until then.
 	if err == nil || berm.KindOf(err) == berm.Unavailable {
 		return warnings, nil
 	}
 	undo()
-	if _, again := s.enforce(ctx); again != nil && berm.KindOf(again) != berm.Unavailable {
+	if _, again := s.enforce(ctx, false); again != nil && berm.KindOf(again) != berm.Unavailable {
 		s.m.Log.Error("putting a network policy back failed", "sandbox", before.ID, "error", again)
 	}
 	return nil, err
 }
 
-// enforce puts the policy and the grants of the session in force. The caller holds setting.
-func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
+// enforce puts the policy and the grants of the session in force, with a proxy whose place was
+// not judged before when it is new. The caller holds setting.
+func (s *session) enforce(ctx context.Context, newProxy bool) (warnings []string, err error) {
 	o := s.online
 	info := s.snapshot()
 	link, broker := o.links()
@@ -611,22 +644,28 @@ func (s *session) enforce(ctx context.Context) (warnings []string, err error) {
 			return nil, err
 		}
 	}
-	switch {
-	case link == nil:
+	if link == nil {
 		return nil, berm.Errorf(berm.Unavailable, "the network service does not have the sandbox's link")
-	case broker != nil || !info.inspected():
-		return link.Set(ctx, s.order(&info))
 	}
-	select {
-	case o.changed <- struct{}{}: // there is a link more to look after, or one to try again
-	default:
+	var door *os.File
+	if broker == nil && info.inspected() {
+		select {
+		case o.changed <- struct{}{}: // there is a link more to look after, or one to try again
+		default:
+		}
+		if door, err = s.openDoor(ctx, &info); err != nil {
+			return nil, err
+		}
+		defer door.Close()
 	}
-	door, err := s.openDoor(ctx, &info)
+	order, err := s.order(ctx, &info) // with what the broker attaches
 	if err != nil {
 		return nil, err
 	}
-	defer door.Close()
-	return link.Door(ctx, s.order(&info), door)
+	if order.Upstream.Verify = newProxy; door != nil {
+		return link.Door(ctx, order, door)
+	}
+	return link.Set(ctx, order)
 }
 
 // NetworkLog returns what a living sandbox did on networks after the event of that number,

@@ -439,7 +439,7 @@ func TestGrants(t *testing.T) {
 	b.Keep("i0gone", map[string]map[string]string{"a": {"b": "c"}})
 	w.Close()
 	w.start(t, func(c *Config) { c.Egress = w.Egress })
-	if ids, _ := b.Fielded(ctx); len(ids) != 0 {
+	if ids, _ := b.Keeps(ctx); len(ids) != 0 {
 		t.Errorf("%v are kept", ids)
 	}
 	w.audit.mu.Lock()
@@ -500,4 +500,49 @@ func TestQuestions(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-stuck // the end of the sandbox is the end of its questions
+}
+
+// The password of a sandbox's own proxy is the broker's to keep, in no record and no answer,
+// and goes with the sandbox.
+func TestEgressProxy(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	ctx := context.Background()
+	b := w.Egress.Broker.(broker)
+	password := func(id berm.SandboxID) string { p, _ := b.ProxyPassword(ctx, id); return p }
+	proxy := func(p string) *EgressProxy {
+		return &EgressProxy{Address: "proxy.example:1080", Username: "user", Password: p}
+	}
+	s := w.create(t, func(r *CreateRequest) { r.Network.EgressProxy = proxy("hidden-one") })
+	if got := n.Link(s.ID).Policy().Upstream; got.Own != "socks5://user:hidden-one@proxy.example:1080" || !got.Verify {
+		t.Errorf("%+v", got)
+	}
+	if s.Network.EgressProxy == nil || s.Network.EgressProxy.Password != "" || password(s.ID) != "hidden-one" {
+		t.Errorf("%+v, %q", s.Network.EgressProxy, password(s.ID))
+	}
+	// What is refused leaves what was.
+	n.Fail(berm.Errorf(berm.Invalid, "it does not resolve"))
+	wantKind(t, w.SetNetwork(ctx, s.ID, Network{EgressProxy: proxy("hidden-two")}, nil, tester), berm.Invalid)
+	n.Fail(nil)
+	if password(s.ID) != "hidden-one" {
+		t.Error("an update that failed changed the password")
+	}
+	if err := w.SetNetwork(ctx, s.ID, Network{EgressProxy: proxy("hidden-two")}, nil, tester); err != nil || password(s.ID) != "hidden-two" {
+		t.Errorf("%v, %q", err, password(s.ID))
+	}
+	if err := w.SetNetwork(ctx, s.ID, Network{}, nil, tester); err != nil || password(s.ID) != "" || n.Link(s.ID).Policy().Upstream.Own != "" {
+		t.Errorf("%v, %q", err, password(s.ID))
+	}
+	if err := w.SetNetwork(ctx, s.ID, Network{EgressProxy: proxy("hidden-last")}, nil, tester); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Kill(ctx, s.ID, tester); err != nil || password(s.ID) != "" {
+		t.Errorf("the end of the sandbox left a password: %v", err)
+	}
+	w.audit.mu.Lock()
+	defer w.audit.mu.Unlock()
+	for _, r := range w.audit.all {
+		if text, _ := json.Marshal(r); strings.Contains(string(text), "hidden-") {
+			t.Errorf("a password in a record: %s", text)
+		}
+	}
 }

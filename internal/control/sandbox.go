@@ -60,6 +60,8 @@ type Network struct {
 	HTTPSPorts []uint16 `json:"httpsPorts,omitempty"` // ports that speak TLS inside
 	AllowOut   []string `json:"allowOut,omitempty"`
 	DenyOut    []string `json:"denyOut,omitempty"`
+	// EgressProxy is what leads out; nil is directly.
+	EgressProxy *EgressProxy `json:"egressProxy,omitempty"`
 	// Transforms are headers for requests to names. They may be secret: the Broker keeps them.
 	Transforms map[string][]policy.E2BTransform `json:"-"`
 }

@@ -314,7 +314,7 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	s.mu.Lock()
 	s.info.Exit = &exit
 	s.mu.Unlock()
-	s.m.forgetFields(s.info.ID, &s.info.Grants)
+	s.m.forgetKept(&s.info)
 	s.save() // first: who does not find it among the living looks there
 	s.m.mu.Lock()
 	delete(s.m.sessions, s.info.ID)

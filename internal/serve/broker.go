@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
@@ -135,10 +136,23 @@ func (b broker) Fields(ctx context.Context, id berm.SandboxID) (fields control.F
 	return fields, nil
 }
 
-func (b broker) Fielded(ctx context.Context) (ids []berm.SandboxID, err error) {
+// proxyNote begins the ids of notes with passwords of proxies.
+const proxyNote = "proxy-"
+
+func (b broker) SetProxyPassword(ctx context.Context, id berm.SandboxID, password string) error {
+	return b.secrets.SetNote(ctx, proxyNote+string(id), []byte(password))
+}
+
+func (b broker) ProxyPassword(ctx context.Context, id berm.SandboxID) (string, error) {
+	text, err := b.secrets.Note(ctx, proxyNote+string(id))
+	defer clear(text)
+	return string(text), err
+}
+
+func (b broker) Keeps(ctx context.Context) (ids []berm.SandboxID, err error) {
 	notes, err := b.secrets.Notes(ctx)
 	for _, id := range notes {
-		ids = append(ids, berm.SandboxID(id))
+		ids = append(ids, berm.SandboxID(strings.TrimPrefix(id, proxyNote)))
 	}
 	return ids, err
 }

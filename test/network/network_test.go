@@ -294,7 +294,8 @@ func TestChanges(t *testing.T) {
 	var status *harness.StatusError
 	for body, want := range map[string]int{
 		`{"denyOut":["www.example.com"]}`: 400, `{"allowOut":["www.example.com"]}`: 400, `{"rules":{"www.example.com":[{"transform":{"headers":{"A\\n":"b"}}}]}}`: 400,
-		`{"egressProxy":{"address":"192.0.2.1:1080"}}`: 501,
+		`{"egressProxy":{"address":"192.0.2.1:1080"}}`: 400, `{"egressProxy":{"address":"rebind.example.net:1080"}}`: 400, `{"egressProxy":{"address":"none.example.net:1080"}}`: 400,
+		`{"egressProxy":{"address":"127.0.0.1:1080"}}`: 400, `{"egressProxy":{"address":"[::ffff:169.254.169.254]:80"}}`: 400,
 	} {
 		err := s.Call(ctx, "PUT", "/sandboxes/"+sandbox.ID+"/network", rawJSON(body), nil)
 		if !errors.As(err, &status) || status.Status != want {

@@ -21,9 +21,50 @@ type network struct {
 	MaskHost    string                 `json:"maskRequestHost,omitempty"`
 	HTTPSPorts  []uint16               `json:"httpsPorts,omitempty"`
 	DNSServers  []string               `json:"dnsServers,omitempty"`
-	EgressProxy *map[string]any        `json:"egressProxy,omitempty"`
+	EgressProxy *egressProxy           `json:"egressProxy,omitempty"`
 	Rules       map[string][]transform `json:"rules,omitempty"`
 	Internet    *bool                  `json:"allow_internet_access,omitempty"` // in updates only
+}
+
+// egressProxy is a SOCKS5 proxy of the client's. The password and the authorities are never in
+// an answer.
+type egressProxy struct {
+	Address  string    `json:"address"`
+	Username string    `json:"username,omitempty"`
+	Password string    `json:"password,omitempty"`
+	TLS      *proxyTLS `json:"tls,omitempty"`
+}
+
+type proxyTLS struct {
+	Enabled    bool   `json:"enabled"`
+	ServerName string `json:"serverName,omitempty"`
+	CACert     string `json:"caCert,omitempty"`
+}
+
+func (p *egressProxy) form() (*control.EgressProxy, error) {
+	if p == nil {
+		return nil, nil //nolint:nilnil // there is none
+	}
+	form := &control.EgressProxy{Address: p.Address, Username: p.Username, Password: p.Password}
+	switch t := p.TLS; {
+	case t == nil:
+	case t.Enabled:
+		form.TLS = &control.ProxyTLS{ServerName: t.ServerName, CACert: t.CACert}
+	case t.ServerName != "" || t.CACert != "":
+		return nil, berm.Errorf(berm.Invalid, "network.egressProxy: tls is not enabled, and has serverName or caCert")
+	}
+	return form, nil
+}
+
+func toEgressProxy(p *control.EgressProxy) *egressProxy {
+	if p == nil {
+		return nil
+	}
+	told := &egressProxy{Address: p.Address, Username: p.Username}
+	if p.TLS != nil {
+		told.TLS = &proxyTLS{Enabled: true, ServerName: p.TLS.ServerName}
+	}
+	return told
 }
 
 type transform struct {
@@ -34,18 +75,16 @@ type transform struct {
 
 // fields makes control's form, which is judged there, and refuses what no version has.
 func (n *network) fields() (control.Network, error) {
-	lacking := func(what string) (control.Network, error) {
-		return control.Network{}, berm.Errorf(berm.Unsupported, "This version of Berm does not have %s", what)
-	}
-	switch {
-	case len(n.DNSServers) > 0:
-		return lacking("network.dnsServers: names are resolved by the server's own resolvers")
-	case n.EgressProxy != nil:
-		return lacking("network.egressProxy")
+	if len(n.DNSServers) > 0 {
+		return control.Network{}, berm.Errorf(berm.Unsupported, "This version of Berm does not have network.dnsServers: names are resolved by the server's own resolvers")
 	}
 	fields := control.Network{
 		Private: n.Public != nil && !*n.Public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts,
 		AllowOut: n.AllowOut, DenyOut: n.DenyOut,
+	}
+	var err error
+	if fields.EgressProxy, err = n.EgressProxy.form(); err != nil {
+		return control.Network{}, err
 	}
 	if n.Rules != nil {
 		fields.Transforms = map[string][]policy.E2BTransform{}
@@ -63,11 +102,11 @@ func (n *network) fields() (control.Network, error) {
 // toNetwork is what a sandbox's creator, or the last update, said of its network; nil for
 // nothing.
 func toNetwork(n control.Network) *network {
-	if !n.Private && n.MaskHost == "" && n.HTTPSPorts == nil && n.AllowOut == nil && n.DenyOut == nil {
+	if !n.Private && n.MaskHost == "" && n.HTTPSPorts == nil && n.AllowOut == nil && n.DenyOut == nil && n.EgressProxy == nil {
 		return nil
 	}
 	public := !n.Private
-	return &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, AllowOut: n.AllowOut, DenyOut: n.DenyOut}
+	return &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, AllowOut: n.AllowOut, DenyOut: n.DenyOut, EgressProxy: toEgressProxy(n.EgressProxy)}
 }
 
 // setNetwork replaces the rules for traffic out of a sandbox: what the update does not say

@@ -86,7 +86,14 @@ func TestNetworkFields(t *testing.T) {
 		`{"rules":{"example.com":[{"transform":{"headers":{"A\r\n":"b"}}}]}}`:              {400, "must not contain CR or LF"},
 		`{"rules":{"":[{"transform":{"headers":{"A":"b"}}}]}}`:                             {400, "must not be empty"},
 		`{"rules":{"example.com":[{"transform":{"headers":{"A":"1"}}},{"transform":{}}]}}`: {400, "example.com"},
-		`{"egressProxy":{"address":"192.0.2.1:1080"}}`:                                     {501, "network.egressProxy"},
+		`{"egressProxy":{"address":"192.0.2.1"}}`:                                          {400, "host:port"},
+		`{"egressProxy":{"address":"192.0.2.1:0"}}`:                                        {400, "host:port"},
+		`{"egressProxy":{"address":"socks5://192.0.2.1:1"}}`:                               {400, "host:port"},
+		`{"egressProxy":{}}`:                                                               {400, "host:port"},
+		`{"egressProxy":{"address":"a:1","password":"p"}}`:                                 {400, "a password needs a username"},
+		`{"egressProxy":{"address":"a:1","username":"` + strings.Repeat("u", 256) + `"}}`:  {400, "longer than 255"},
+		`{"egressProxy":{"address":"a:1","tls":{"enabled":false,"serverName":"b"}}}`:       {400, "tls is not enabled"},
+		`{"egressProxy":{"address":"a:1","tls":{"enabled":true,"caCert":"no"}}}`:           {400, "no certificate"},
 		`{"dnsServers":["192.0.2.1"]}`:                                                     {501, "network.dnsServers"},
 		`{"allowOut":"example.com"}`:                                                       {400, "allowOut"},
 	} {
@@ -103,7 +110,17 @@ func TestNetworkFields(t *testing.T) {
 	if n.Link(s.SandboxID).Policy().Revision != "1" {
 		t.Error("a refused update changed the policy")
 	}
+	w.want(204, "PUT", at+"/network", `{"egressProxy":{"address":"proxy.example:1080","username":"u","password":"p4ssw0rd","tls":{"enabled":true}}}`)
+	if got := n.Link(s.SandboxID).Policy().Upstream; got.Own != "socks5s://u:p4ssw0rd@proxy.example:1080" || !got.Verify {
+		t.Errorf("%+v", got)
+	}
+	if r := w.want(200, "GET", at, ""); strings.Contains(string(r.body), "p4ssw0rd") || !strings.Contains(string(r.body), `"egressProxy":{"address":"proxy.example:1080","username":"u","tls":{"enabled":true}}`) {
+		t.Errorf("%s", r.body)
+	}
 	w.want(204, "PUT", at+"/network", `{"allow_internet_access":false}`)
+	if got := n.Link(s.SandboxID).Policy().Upstream; got.Own != "" {
+		t.Errorf("an update without a proxy left %+v", got)
+	}
 	if d := w.detail(at); d.Berm.Network != "nothing" || d.Network != nil || d.Internet == nil || *d.Internet {
 		t.Errorf("%+v", d)
 	}

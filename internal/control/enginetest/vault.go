@@ -17,10 +17,14 @@ type Vault struct{ *fields }
 type fields struct {
 	mu  sync.Mutex
 	all map[berm.SandboxID]map[string]map[string]string
+
+	passwords map[berm.SandboxID]string
 }
 
 // NewVault makes an empty one.
-func NewVault() Vault { return Vault{&fields{all: map[berm.SandboxID]map[string]map[string]string{}}} }
+func NewVault() Vault {
+	return Vault{&fields{all: map[berm.SandboxID]map[string]map[string]string{}, passwords: map[berm.SandboxID]string{}}}
+}
 
 // Keep keeps fields of a sandbox, or forgets them.
 func (v Vault) Keep(id berm.SandboxID, of map[string]map[string]string) {
@@ -40,11 +44,28 @@ func (v Vault) Kept(id berm.SandboxID) map[string]map[string]string {
 	return v.all[id]
 }
 
-// Fielded are the sandboxes of which there are some.
-func (v Vault) Fielded(context.Context) ([]berm.SandboxID, error) {
+// Keeps are the sandboxes of which there are some.
+func (v Vault) Keeps(context.Context) ([]berm.SandboxID, error) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	return slices.Collect(maps.Keys(v.all)), nil
+	return append(slices.Collect(maps.Keys(v.all)), slices.Collect(maps.Keys(v.passwords))...), nil
+}
+
+// SetProxyPassword keeps a password, or forgets it.
+func (v Vault) SetProxyPassword(_ context.Context, id berm.SandboxID, password string) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.passwords[id] = password; password == "" {
+		delete(v.passwords, id)
+	}
+	return nil
+}
+
+// ProxyPassword returns it.
+func (v Vault) ProxyPassword(_ context.Context, id berm.SandboxID) (string, error) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return v.passwords[id], nil
 }
 
 // CheckSecret says whether there is a secret.

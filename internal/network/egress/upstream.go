@@ -14,6 +14,11 @@ type Upstream struct {
 	Proxy string `json:"proxy,omitempty"` // the operator's, as inspect.NewChain takes it
 	Own   string `json:"own,omitempty"`   // the sandbox's, reached through that one
 	Roots []byte `json:"roots,omitempty"` // authorities beside the system's that verify upstreams, in PEM
+	// OwnName and OwnRoots verify the sandbox's proxy, instead of its host and the others.
+	OwnName  string `json:"ownName,omitempty"`
+	OwnRoots []byte `json:"ownRoots,omitempty"`
+	// Verify has a policy refused when the sandbox's proxy is not where sandboxes may go.
+	Verify bool `json:"verify,omitempty"`
 }
 
 // ProxyOfEnv means the environment's, in the place of a proxy's URL.

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/net/proxy"
@@ -27,20 +28,21 @@ const chainTimeout = 30 * time.Second
 type Chain struct {
 	proxy *url.URL
 	addr  string
+	name  string // by which an https or socks5s proxy is verified
 	roots *x509.CertPool
 	dial  func(ctx context.Context, network, address string) (net.Conn, error)
 }
 
-// NewChain takes the proxy's URL: http, https or socks5, where socks5h means the same, with
-// user and password if it wants them. Roots verify an https proxy, nil are the system's;
-// dial reaches the proxy itself. It fails with Invalid.
+// NewChain takes the proxy's URL: http, https, socks5, where socks5h means the same, or socks5s,
+// which is SOCKS5 by TLS, with user and password if it wants them. Roots verify the proxy's
+// certificate, nil are the system's; dial reaches the proxy itself. It fails with Invalid.
 func NewChain(proxyURL string, roots *x509.CertPool, dial func(ctx context.Context, network, address string) (net.Conn, error)) (*Chain, error) {
 	u, err := url.Parse(proxyURL)
 	if err != nil {
 		// The error of url.Parse shows the URL, password included.
 		return nil, berm.Errorf(berm.Invalid, "the URL of the upstream proxy is malformed")
 	}
-	port := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080"}[u.Scheme]
+	port := map[string]string{"http": "80", "https": "443", "socks5": "1080", "socks5h": "1080", "socks5s": "1080"}[u.Scheme]
 	if port == "" || u.Hostname() == "" || u.Path != "" && u.Path != "/" || u.RawQuery != "" {
 		return nil, berm.Errorf(berm.Invalid, "the URL of the upstream proxy %s is not of the form scheme://host:port", u.Redacted()).
 			WithHint("the scheme is http, https or socks5")
@@ -48,8 +50,11 @@ func NewChain(proxyURL string, roots *x509.CertPool, dial func(ctx context.Conte
 	if p := u.Port(); p != "" {
 		port = p
 	}
-	return &Chain{proxy: u, addr: net.JoinHostPort(u.Hostname(), port), roots: roots, dial: dial}, nil
+	return &Chain{proxy: u, name: u.Hostname(), addr: net.JoinHostPort(u.Hostname(), port), roots: roots, dial: dial}, nil
 }
+
+// VerifyAs has the proxy's certificate be of another name than its URL's.
+func (c *Chain) VerifyAs(name string) { c.name = name }
 
 // Host is the name or address of the proxy.
 func (c *Chain) Host() string { return c.proxy.Hostname() }
@@ -73,11 +78,7 @@ func (c *Chain) connect(ctx context.Context, target string) (*Conn, error) {
 	}
 	// The end of the context ends every read and write below.
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
-	greet := c.tunnel
-	if c.proxy.Scheme == "socks5" || c.proxy.Scheme == "socks5h" {
-		greet = c.socks
-	}
-	tunnel, err := greet(ctx, conn, target)
+	tunnel, err := c.greet(ctx, conn, target)
 	if !stop() && err == nil {
 		err = ctx.Err()
 	}
@@ -86,6 +87,21 @@ func (c *Chain) connect(ctx context.Context, target string) (*Conn, error) {
 		return nil, err
 	}
 	return tunnel, nil
+}
+
+// greet asks the proxy for a connection.
+func (c *Chain) greet(ctx context.Context, conn net.Conn, target string) (*Conn, error) {
+	if c.proxy.Scheme == "https" || c.proxy.Scheme == "socks5s" {
+		secure := tls.Client(conn, &tls.Config{ServerName: c.name, RootCAs: c.roots, MinVersion: tls.VersionTLS12})
+		if err := secure.HandshakeContext(ctx); err != nil {
+			return nil, err
+		}
+		conn = secure
+	}
+	if strings.HasPrefix(c.proxy.Scheme, "socks") {
+		return c.socks(ctx, conn, target)
+	}
+	return c.tunnel(conn, target)
 }
 
 // socks asks a SOCKS proxy for a connection (RFC 1928, RFC 1929).
@@ -107,14 +123,7 @@ func (c *Chain) socks(ctx context.Context, conn net.Conn, target string) (*Conn,
 }
 
 // tunnel asks an HTTP proxy for a tunnel (RFC 9110 section 9.3.6).
-func (c *Chain) tunnel(ctx context.Context, conn net.Conn, target string) (*Conn, error) {
-	if c.proxy.Scheme == "https" {
-		secure := tls.Client(conn, &tls.Config{ServerName: c.proxy.Hostname(), RootCAs: c.roots, MinVersion: tls.VersionTLS12})
-		if err := secure.HandshakeContext(ctx); err != nil {
-			return nil, err
-		}
-		conn = secure
-	}
+func (c *Chain) tunnel(conn net.Conn, target string) (*Conn, error) {
 	request := "CONNECT " + target + " HTTP/1.1\r\nHost: " + target + "\r\n"
 	if u := c.proxy.User; u != nil {
 		password, _ := u.Password()

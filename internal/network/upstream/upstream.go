@@ -52,10 +52,40 @@ func (r *Route) use(lookup func(ctx context.Context, name string) ([]netip.Addr,
 			return err
 		}
 	}
-	if r.way.Own != "" {
-		r.own, err = inspect.NewChain(r.way.Own, r.roots, r.allowed)
+	if r.way.Own == "" {
+		return nil
+	}
+	roots := r.roots
+	if len(r.way.OwnRoots) > 0 {
+		if roots = x509.NewCertPool(); !roots.AppendCertsFromPEM(r.way.OwnRoots) {
+			return berm.Errorf(berm.Invalid, "the authorities for the proxy hold no certificate in PEM")
+		}
+	}
+	if r.own, err = inspect.NewChain(r.way.Own, roots, r.allowed); err == nil && r.way.OwnName != "" {
+		r.own.VerifyAs(r.way.OwnName)
 	}
 	return err
+}
+
+// Verify refuses a sandbox's own proxy that is not where sandboxes may go, if that was asked
+// for. Kind: Invalid.
+func (r *Route) Verify(ctx context.Context) error {
+	if r.own == nil || !r.way.Verify {
+		return nil
+	}
+	host := r.own.Host()
+	addrs := []netip.Addr{}
+	if addr, err := netip.ParseAddr(host); err == nil {
+		addrs = append(addrs, addr)
+	} else if addrs, err = r.lookup(ctx, host); err != nil {
+		return berm.Errorf(berm.Invalid, "the address of the egress proxy does not resolve: %w", err)
+	}
+	for _, addr := range addrs {
+		if r.check(addr) == nil {
+			return nil
+		}
+	}
+	return berm.Errorf(berm.Invalid, "the address of the egress proxy is in a private or otherwise internal range")
 }
 
 // Resolve looks the names of the proxies up, for With.
@@ -127,23 +157,25 @@ func (r *Route) anywhere(ctx context.Context, network, to string) (net.Conn, err
 	return r.dial(ctx, network, to, func(netip.Addr) error { return nil })
 }
 
+// check refuses addresses that are closed to sandboxes.
+func (r *Route) check(addr netip.Addr) error {
+	if class := r.table.Judge(addr); class.Denied() {
+		return berm.Errorf(berm.Denied, "%s is not dialed: %s", addr, class)
+	}
+	return nil
+}
+
 // allowed reaches a sandbox's own proxy.
 func (r *Route) allowed(ctx context.Context, network, to string) (net.Conn, error) {
-	check := func(addr netip.Addr) error {
-		if class := r.table.Judge(addr); class.Denied() {
-			return berm.Errorf(berm.Denied, "%s is not dialed: %s", addr, class)
-		}
-		return nil
-	}
 	if r.operator == nil {
-		return r.dial(ctx, network, to, check)
+		return r.dial(ctx, network, to, r.check)
 	}
 	host, port, addrs, err := r.resolve(ctx, to)
 	if err != nil {
 		return nil, err
 	}
 	for _, addr := range addrs {
-		if check(addr) == nil {
+		if r.check(addr) == nil {
 			return r.operator.Dial(ctx, addr.String(), port)
 		}
 	}

@@ -288,6 +288,9 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 		return nil, err
 	}
 	route, err := upstream.New(o.Policy.Upstream, x.server.up.Lookup, x.table)
+	if err == nil {
+		err = route.Verify(context.Background())
+	}
 	if err != nil {
 		return nil, err
 	}
