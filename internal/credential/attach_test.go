@@ -1072,3 +1072,50 @@ func BenchmarkAttach(b *testing.B) {
 		})
 	}
 }
+
+// A process that knows the seed makes the placeholders of the one before, and no others do.
+func TestPlaceholdersOfASeed(t *testing.T) {
+	env := func(seed byte, sandbox berm.SandboxID, change func(*Binding)) string {
+		r := newRig()
+		r.Seed = func(berm.SandboxID) []byte { return bytes.Repeat([]byte{seed}, 32) }
+		b := swap(bearer)
+		change(&b)
+		s, err := r.Open(t.Context(), sandbox, 1, []Binding{b})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s.Env(host)[b.Env]
+	}
+	same := func(*Binding) {}
+	first := env(1, "i0a", same)
+	if len(first) < 20 || env(1, "i0a", same) != first {
+		t.Errorf("%q, then another", first)
+	}
+	for what, other := range map[string]string{
+		"seed": env(2, "i0a", same), "id": env(1, "i0a", func(b *Binding) { b.ID = "other" }), "variable": env(1, "i0a", func(b *Binding) { b.Env = "OTHER" }),
+		"shape": env(1, "i0a", func(b *Binding) { b.Shape = "gitlab" }),
+	} {
+		if other == first {
+			t.Errorf("with another %s it is the same", what)
+		}
+	}
+}
+
+// Requests of a binding whose secret is gone are refused, and get it when it is back.
+func TestSecretGone(t *testing.T) {
+	r := newRig()
+	b := bearer
+	b.Revoked, b.Secret = true, "secret:nowhere"
+	s := r.open(t, b)
+	var refusal *Refusal
+	if _, err := s.Attach(apiFlow, request(t, "GET", "https://api.test/v1/x", "")); !errors.As(err, &refusal) || refusal.Reason != Revoked {
+		t.Errorf("%v", err)
+	}
+	if err := s.Update(t.Context(), 2, []Binding{bearer}); err != nil {
+		t.Fatal(err)
+	}
+	out := request(t, "GET", "https://api.test/v1/x", "")
+	if _, err := s.Attach(apiFlow, out); err != nil || out.Header.Get("Authorization") != "Bearer "+tokenSecret {
+		t.Errorf("%v, %v", out.Header, err)
+	}
+}
