@@ -77,11 +77,8 @@ func newOnlineLocal(t *testing.T, v *local, j *judge) *onlineLocal {
 	return o
 }
 
-// neighbour is another run with the same rights, beside which the probes run.
-func (o *onlineLocal) neighbour(t *testing.T, a *account, j *judge) {
-	t.Helper()
-	j.env["SIBLING_PORT"] = "47474"
-	cmd := a.command(append(append([]string{"run", "--quiet"}, o.flags...), "--", "python3", "-uc", `
+// neighbour is what another sandbox does: it tells its placeholder and its authority, and serves.
+const neighbour = `
 import hashlib, os, re, socket, ssl
 print(os.environ["API_TOKEN"])
 pem = re.findall("-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----", open(os.environ["SSL_CERT_FILE"]).read(), re.S)[-1]
@@ -90,8 +87,14 @@ print(":".join(d[i:i + 2] for i in range(0, 64, 2)))
 l = socket.create_server(("0.0.0.0", 47474))
 while True:
     c, _ = l.accept()
-    c.send(b"`+j.token("service of another sandbox")+`")
-    c.close()`)...)
+    c.send(b"%s")
+    c.close()`
+
+// neighbour is another run with the same rights, beside which the probes run.
+func (o *onlineLocal) neighbour(t *testing.T, a *account, j *judge) {
+	t.Helper()
+	j.env["SIBLING_PORT"] = "47474"
+	cmd := a.command(append(append([]string{"run", "--quiet"}, o.flags...), "--", "python3", "-uc", fmt.Sprintf(neighbour, j.token("service of another sandbox")))...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -204,7 +207,7 @@ func TestNetworkServer(t *testing.T) {
 	w := newWorld(t, j)
 	o := newOnlineServer(t, w, j)
 	probes = slices.DeleteFunc(probes, func(p Probe) bool {
-		return !slices.Contains(p.Where, "server") || len(p.Needs) == 0 || slices.Contains(p.Needs, "credential")
+		return !slices.Contains(p.Where, "server") || len(p.Needs) == 0
 	})
 	j.each(t, o, probes, "user", "root")
 }
@@ -220,6 +223,11 @@ type onlineServer struct {
 func newOnlineServer(t *testing.T, w *world, j *judge) *onlineServer {
 	t.Helper()
 	o := &onlineServer{server: newServer(t, j), world: w}
+	for name, value := range map[string]string{"api": w.api, "git": w.git} {
+		if err := o.Call(t.Context(), "POST", "/secrets", map[string]any{"name": name, "value": value}, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
 	j.env["API_PORT"], j.env["SIBLING_PORT"] = o.URL[strings.LastIndexByte(o.URL, ':')+1:], "47474"
 	// What looks into requests is started for the first who needs it.
 	warm, err := o.open(t.Context(), "user", time.Minute)
@@ -229,35 +237,46 @@ func newOnlineServer(t *testing.T, w *world, j *judge) *onlineServer {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ready := make(chan struct{})
-	go func() {
-		command := harness.Shell("user", `exec python3 -uc '
-import socket
-l = socket.create_server(("0.0.0.0", 47474))
-print("ready")
-while True:
-    c, _ = l.accept()
-    c.send(b"`+j.token("service of another sandbox")+`")
-    c.close()
-'`)
-		command.First = func() { close(ready) }
-		_, _ = o.sibling.Run(t.Context(), command)
-	}()
-	select {
-	case <-ready:
-	case <-time.After(20 * time.Second):
-		t.Fatal("the other sandbox does not listen")
+	sibling, err := o.equip(t.Context(), time.Hour)
+	if err != nil {
+		t.Fatal(err)
 	}
+	t.Cleanup(func() { _ = sibling.Kill(context.Background()) })
+	if err := sibling.Write(t.Context(), "user", "neighbour.py", strings.NewReader(fmt.Sprintf(neighbour, j.token("service of another sandbox")))); err != nil {
+		t.Fatal(err)
+	}
+	said, err := sibling.Run(t.Context(), harness.Shell("user", "setsid nohup python3 -u neighbour.py >said 2>&1 & until test $(wc -l <said) = 2; do sleep .1; done; cat said"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var placeholder, fingerprint string
+	if _, err := fmt.Sscan(said.Stdout, &placeholder, &fingerprint); err != nil {
+		t.Fatalf("%v: %+v", err, said)
+	}
+	j.env["SIBLING_PLACEHOLDER"], j.env["SIBLING_CA"] = placeholder, fingerprint
 	return o
 }
 
-func (o *onlineServer) open(ctx context.Context, user string, lifetime time.Duration) (box, error) {
-	sandbox, err := o.Create(ctx, lifetime, map[string]any{"allow_internet_access": false})
+// equip makes a sandbox with the policy and the credentials of the probes.
+func (o *onlineServer) equip(ctx context.Context, lifetime time.Duration) (*harness.Sandbox, error) {
+	bound := []string{"api.bound.test", "selfsigned.bound.test", "expired.bound.test", "wronghost.bound.test"}
+	sandbox, err := o.Create(ctx, lifetime, map[string]any{"allow_internet_access": false, "berm": map[string]any{"credentials": []map[string]any{
+		{"name": "api", "secret": "secret:api", "hosts": bound, "env": "API_TOKEN"},
+		{"name": "git", "secret": "secret:git", "hosts": []string{"git.bound.test"}, "repositories": []string{"org/allowed"}, "push": []string{"refs/heads/agent/*"}},
+	}}})
 	if err != nil {
 		return nil, err
 	}
 	if err := o.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/network", json.RawMessage(o.text()), nil); err != nil {
 		return nil, errors.Join(err, sandbox.Kill(ctx))
+	}
+	return sandbox, nil
+}
+
+func (o *onlineServer) open(ctx context.Context, user string, lifetime time.Duration) (box, error) {
+	sandbox, err := o.equip(ctx, lifetime)
+	if err != nil {
+		return nil, err
 	}
 	o.forget()
 	o.read, o.harmed = 0, ""
@@ -275,7 +294,10 @@ type onlineServerBox struct {
 
 func (b onlineServerBox) run(ctx context.Context, kind, script string, env map[string]string) (output, status string, err error) {
 	output, status, err = b.serverBox.run(ctx, kind, script, env)
-	b.venue.harmed = b.venue.holders(func(cmdline string) bool { return strings.Contains(cmdline, "berm\x00brokerd") })
+	// The server has the store of secrets, and was given them.
+	b.venue.harmed = b.venue.holders(func(cmdline string) bool {
+		return strings.Contains(cmdline, "berm\x00brokerd") || strings.Contains(cmdline, "/berm\x00serve\x00")
+	})
 	return output, status, err
 }
 
