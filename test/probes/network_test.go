@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -46,7 +48,23 @@ func TestNetworkLocal(t *testing.T) {
 	}
 	probes = slices.DeleteFunc(probes, func(p Probe) bool { return !slices.Contains(p.Where, "local") || len(p.Needs) == 0 })
 	j.each(t, o, probes, "user", "root")
+	// What berm tells its user at the end has none of what programs inside said.
+	for _, probe := range probes {
+		if probe.ID == "NW-31" {
+			args := append(append([]string{"run"}, o.flags...), "--env", "EVIL_IP="+evil, "--", "python3", "-c", probe.Script)
+			told, _ := o.accounts["user"].do(args...)
+			if !strings.Contains(told, "denied: ") || control.MatchString(told) {
+				t.Errorf("told: %q", told)
+			}
+			if out, code := o.accounts["user"].do("discard", "--all"); code != 0 {
+				t.Error(out)
+			}
+		}
+	}
 }
+
+// control is what terminals obey.
+var control = regexp.MustCompile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\x{80}-\\x{9f}\\x{202e}]")
 
 // onlineLocal is a venue: `berm run` with a policy and credentials.
 type onlineLocal struct {
@@ -209,7 +227,34 @@ func TestNetworkServer(t *testing.T) {
 	probes = slices.DeleteFunc(probes, func(p Probe) bool {
 		return !slices.Contains(p.Where, "server") || len(p.Needs) == 0
 	})
-	j.each(t, o, probes, "user", "root")
+	j.each(t, o, probes, "user")
+	// Root inside has no other way out than the link, and may do more with it.
+	j.each(t, o, slices.DeleteFunc(probes, func(p Probe) bool {
+		return !slices.Contains([]string{"CR-05", "CR-06", "NW-03", "NW-04", "NW-17", "NW-24", "NW-25", "NW-28", "NW-31"}, p.ID)
+	}), "root")
+	// What is printed of a sandbox has none of what programs inside said.
+	b, err := o.open(t.Context(), "user", time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := b.kill(context.Background()); err != nil {
+			t.Error(err)
+		}
+	}()
+	probe := probes[slices.IndexFunc(probes, func(p Probe) bool { return p.ID == "NW-31" })]
+	if _, _, err := b.run(t.Context(), probe.Kind, probe.Script, j.env); err != nil {
+		t.Fatal(err)
+	}
+	binary, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(binary, "net", "log", b.(onlineServerBox).ID)
+	cmd.Env = append(os.Environ(), "E2B_API_URL="+o.URL, "E2B_API_KEY="+o.Key)
+	if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "allowed.test") || control.Match(out) {
+		t.Errorf("berm net log: %v, %q", err, out)
+	}
 }
 
 // onlineServer is a venue: the sandboxes of a server that has an internet.
