@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
 // syncEvery is how long a record may wait to be forced to disk. Records reach the
@@ -287,10 +288,20 @@ func (l *Log) Rotate(name func(first uint64) string) (string, error) {
 	return old, nil
 }
 
+// shown is the JSON of a record, which a terminal can show: sandboxes choose much of what is in
+// it, and JSON leaves C1 control characters and those that reorder text as they are.
+func shown(r Record) ([]byte, error) {
+	line, err := json.Marshal(r)
+	if err != nil || !bytes.ContainsFunc(line, func(c rune) bool { return c >= 0x7f }) {
+		return line, err
+	}
+	return terminal.EscapeJSON(line), nil
+}
+
 // encode makes a line that is at most MaxLine bytes long and holds nothing that looks like a
 // token.
 func encode(r Record) ([]byte, error) {
-	line, err := json.Marshal(r)
+	line, err := shown(r)
 	if err != nil || len(line) <= MaxLine {
 		return maskTokens(line), err
 	}
@@ -298,7 +309,7 @@ func encode(r Record) ([]byte, error) {
 	if len(r.Reason) > 1024 {
 		r.Reason = r.Reason[:1024]
 	}
-	line, err = json.Marshal(r)
+	line, err = shown(r)
 	if err == nil && len(line) > MaxLine {
 		err = fmt.Errorf("%d bytes are too long for a line", len(line))
 	}

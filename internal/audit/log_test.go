@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -70,6 +71,32 @@ func TestLogChainsAcrossReopen(t *testing.T) {
 	}
 	if n := len(verify(t, path)); n != 60 {
 		t.Errorf("%d records, want 60", n)
+	}
+}
+
+// A log can be shown on a terminal, and says the same all the same.
+func TestLogActsOnNoTerminal(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "log.jsonl")
+	l := open(t, path)
+	const name = "a\x1b[2J\u009b31m\u202ecod\x7f\u2066ü\U000e0001"
+	if err := l.Emit(Record{Type: NetFlow, Data: map[string]string{"name": name}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	line := verify(t, path)[0]
+	if data, ok := line.Data.(map[string]any); !ok || data["name"] != name {
+		t.Errorf("read as %+v", line.Data)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range strings.TrimSuffix(string(text), "\n") {
+		if !strconv.IsPrint(c) {
+			t.Errorf("%U in %q", c, text)
+		}
 	}
 }
 

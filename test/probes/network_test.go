@@ -64,7 +64,7 @@ func TestNetworkLocal(t *testing.T) {
 }
 
 // control is what terminals obey.
-var control = regexp.MustCompile("[\\x00-\\x08\\x0b-\\x1f\\x7f\\x{80}-\\x{9f}\\x{202e}]")
+var control = regexp.MustCompile(`[\x00-\x08\x0b-\x1f\x7f\x{80}-\x{9f}\x{202e}]`)
 
 // onlineLocal is a venue: `berm run` with a policy and credentials.
 type onlineLocal struct {
