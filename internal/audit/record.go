@@ -62,6 +62,14 @@ const (
 	Checkpoint Type = "audit.checkpoint" // a moment of a sandbox worth going back to in a replay
 )
 
+// Types are all record types.
+var Types = []Type{
+	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SandboxExit, AgentLost, LimitHit,
+	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild,
+	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
+	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, Checkpoint,
+}
+
 // Trust says who observed what a record tells.
 type Trust string
 

@@ -16,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/api/router"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/capture"
+	"github.com/berm-sandbox/berm/internal/audit/forward"
 	"github.com/berm-sandbox/berm/internal/audit/index"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/cleanup"
@@ -75,6 +77,10 @@ type Config struct {
 
 	// AuditAnchors are files, and AuditWitnesses URLs, that get the checkpoints of the audit log.
 	AuditAnchors, AuditWitnesses []string
+	// Webhooks are URLs that get records of the types WebhookEvents, signed with the secret in
+	// the file WebhookSecret.
+	Webhooks, WebhookEvents []string
+	WebhookSecret           string
 
 	Templates control.Templates
 	// Drivers makes the drivers of this machine, once the data directory is held.
@@ -99,6 +105,29 @@ func (c *Config) audit() (*trail.Log, error) {
 		options.Anchors = append(options.Anchors, trail.WitnessAnchor(witness))
 	}
 	return trail.Open(filepath.Join(c.Data, "audit"), options)
+}
+
+// forward sends records on. It returns what stops it.
+func (c *Config) forward(records *trail.Log) (stop func(), err error) {
+	if err := forward.ParseTypes(c.WebhookEvents); err != nil {
+		return nil, err
+	}
+	var all []*forward.Forwarder
+	for _, address := range c.Webhooks {
+		target, err := forward.NewWebhook(address, c.WebhookSecret, records.Origin())
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, &forward.Forwarder{
+			Dir: filepath.Join(c.Data, "audit"), Name: forward.TargetName(address), Types: c.WebhookEvents, Target: target, Log: c.Log,
+		})
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	for _, f := range all {
+		running.Go(func() { f.Run(ctx, records.Seq()) })
+	}
+	return func() { cancel(); running.Wait() }, nil
 }
 
 // What a sandbox may reach when its creator says nothing.
@@ -196,6 +225,11 @@ func Run(ctx context.Context, c Config) error {
 	if err := records.Emit(event(audit.ServerStart)); err != nil {
 		return err
 	}
+	stopWebhooks, err := c.forward(records)
+	if err != nil {
+		return err
+	}
+	cu.Add(stopWebhooks)
 
 	found, err := index.Open(filepath.Join(c.Data, "audit-index.db"), trail.Dir(filepath.Join(c.Data, "audit")))
 	if err != nil {

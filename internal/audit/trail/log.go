@@ -164,6 +164,9 @@ func damaged(dir, what string) error {
 		WithHint("`berm audit verify` names the record; keep the directory for inspection under another name, and a new log is started")
 }
 
+// Origin is the name of the log, which tells it from others.
+func (l *Log) Origin() string { return l.origin }
+
 // Last implements audit.Keeper: the chain goes on over files.
 func (l *Log) Last() ([]byte, error) {
 	names, _, err := Dir(l.dir).segments()

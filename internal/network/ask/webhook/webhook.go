@@ -2,88 +2,35 @@
 package webhook
 
 import (
-	"bytes"
 	"context"
-	"crypto/hmac"
 	"crypto/rand"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
-	"errors"
-	"io"
 	"net/http"
-	"net/netip"
-	"net/url"
-	"os"
-	"strconv"
 	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
-)
-
-// The headers of a question. The signature is "v1=" and the HMAC-SHA256, in hexadecimal, of
-// the timestamp in seconds, a dot and the body, with the secret as the key.
-const (
-	HeaderTimestamp = "Berm-Timestamp"
-	HeaderSignature = "Berm-Signature"
+	"github.com/berm-sandbox/berm/internal/webhook"
 )
 
 const (
-	leastSecret = 16          // bytes
-	maxAnswer   = 16 << 10    // bytes
-	atOnce      = 64          // questions
-	spare       = time.Second // of the flow's patience, for the way of the answer
+	atOnce = 64          // questions
+	spare  = time.Second // of the flow's patience, for the way of the answer
 )
 
 // Hook is a server that is asked. Its methods are safe for concurrent use.
 type Hook struct {
-	url    string
-	secret []byte
-	client *http.Client
-	slots  chan struct{}
+	*webhook.Hook
+	slots chan struct{}
 }
 
-// New returns a hook at a URL of https, or of http on this host, that signs with the secret in
-// a file. Kinds: Invalid, NotFound.
+// New returns a hook as webhook.New does.
 func New(address, secretFile string) (*Hook, error) {
-	u, err := url.Parse(address)
-	if err != nil || u.Host == "" || u.User != nil {
-		return nil, berm.Errorf(berm.Invalid, "%q is not a URL of a webhook", address)
-	}
-	if ip, err := netip.ParseAddr(u.Hostname()); u.Scheme != "https" && (u.Scheme != "http" || u.Hostname() != "localhost" && (err != nil || !ip.IsLoopback())) {
-		return nil, berm.Errorf(berm.Invalid, "the webhook %s must be https", u.Redacted()).
-			WithHint("an answer over http could be anybody's; only on this host it is taken")
-	}
-	secret, err := readSecret(secretFile)
+	h, err := webhook.New(address, secretFile)
 	if err != nil {
 		return nil, err
 	}
-	return &Hook{
-		url: u.String(), secret: secret, slots: make(chan struct{}, atOnce),
-		client: &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }},
-	}, nil
-}
-
-func readSecret(path string) ([]byte, error) {
-	if path == "" {
-		return nil, berm.Errorf(berm.Invalid, "a webhook needs a secret, by which its questions are signed").WithHint("name a file of mode 0600 that holds it")
-	}
-	info, err := os.Stat(path)
-	if err != nil {
-		return nil, berm.Errorf(berm.NotFound, "the secret of the webhook: %w", err)
-	}
-	if info.Mode().Perm()&0o077 != 0 {
-		return nil, berm.Errorf(berm.Invalid, "the secret of the webhook, %s, can be read by others", path).WithHint("chmod 600 %s", path)
-	}
-	content, err := os.ReadFile(path)
-	if err != nil {
-		return nil, berm.Errorf(berm.Invalid, "the secret of the webhook: %w", err)
-	}
-	if content = bytes.TrimSpace(content); len(content) < leastSecret {
-		return nil, berm.Errorf(berm.Invalid, "the secret of the webhook has fewer than %d bytes", leastSecret).WithHint("openssl rand -hex 32 > %s", path)
-	}
-	return content, nil
+	return &Hook{Hook: h, slots: make(chan struct{}, atOnce)}, nil
 }
 
 // Question is the body of a question.
@@ -126,39 +73,14 @@ func (h *Hook) Ask(ctx context.Context, id berm.SandboxID, metadata map[string]s
 	case <-ctx.Done():
 		return egress.Reply{}, berm.Errorf(berm.Unavailable, "ask the webhook: too many questions at once")
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, h.url, bytes.NewReader(body))
+	status, text, err := h.Post(ctx, "application/json", body)
 	if err != nil {
-		return egress.Reply{}, berm.Errorf(berm.Internal, "ask the webhook: %w", err)
+		return egress.Reply{}, err
 	}
-	timestamp := strconv.FormatInt(now.Unix(), 10)
-	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set(HeaderTimestamp, timestamp)
-	request.Header.Set(HeaderSignature, h.sign(timestamp, body))
-	response, err := h.client.Do(request)
-	if err != nil {
-		var failed *url.Error
-		if errors.As(err, &failed) {
-			err = failed.Err // without the URL, which may hold a secret
-		}
-		return egress.Reply{}, berm.Errorf(berm.Unavailable, "ask the webhook: %w", err)
-	}
-	defer response.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxAnswer+1))
-	switch {
-	case err != nil:
-		return egress.Reply{}, berm.Errorf(berm.Unavailable, "read what the webhook answers: %w", err)
-	case response.StatusCode != http.StatusOK:
-		return egress.Reply{}, berm.Errorf(berm.Unavailable, "the webhook answers with status %d", response.StatusCode)
+	if status != http.StatusOK {
+		return egress.Reply{}, berm.Errorf(berm.Unavailable, "the webhook answers with status %d", status)
 	}
 	return parse(q.Question, text, time.Now())
-}
-
-// sign is the signature of a question.
-func (h *Hook) sign(timestamp string, body []byte) string {
-	mac := hmac.New(sha256.New, h.secret)
-	mac.Write([]byte(timestamp + "."))
-	mac.Write(body)
-	return "v1=" + hex.EncodeToString(mac.Sum(nil))
 }
 
 // parse reads an answer.
@@ -168,9 +90,6 @@ func parse(q egress.Question, text []byte, now time.Time) (egress.Reply, error) 
 			WithHint(`it must be such as {"answer": "allow", "for": "sandbox"}`)
 	}
 	var a Answer
-	if len(text) > maxAnswer {
-		return wrong("is too long")
-	}
 	if err := json.Unmarshal(text, &a); err != nil {
 		return wrong("is no JSON object")
 	}

@@ -73,7 +73,7 @@ func TestAsk(t *testing.T) {
 			t.Errorf("%s: %+v %v", text, got, err)
 		}
 	}
-	for _, text := range []string{``, `{}`, `{"answer":"yes"}`, `[]`, `{"answer":"allow","for":"ever"}`, `{"answer":"allow","for":"until"}`, `{"answer":"allow"}` + strings.Repeat(" ", maxAnswer)} {
+	for _, text := range []string{``, `{}`, `{"answer":"yes"}`, `[]`, `{"answer":"allow","for":"ever"}`, `{"answer":"allow","for":"until"}`, `{"answer":"allow"}` + strings.Repeat(" ", 16<<10)} {
 		answer = text
 		if got, err := ask(); berm.KindOf(err) != berm.Invalid || got.Allow {
 			t.Errorf("%.40s: %+v %v", text, got, err)

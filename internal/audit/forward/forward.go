@@ -1,0 +1,146 @@
+// Package forward sends the records of a log on to other systems.
+package forward
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
+)
+
+// How long a target that fails is left alone: longer each time.
+const (
+	retryFirst = time.Second
+	retryLast  = 5 * time.Minute
+)
+
+// Target takes records. Send returns nil when it has them; it gets them again otherwise.
+type Target interface {
+	Send(ctx context.Context, line trail.Line) error
+}
+
+// Forwarder sends records to a target, in order, each at least once: the log is the queue, and
+// a file tells how far it got, so that neither a crash nor a target that is away for days loses
+// one.
+type Forwarder struct {
+	Dir    string // of the log
+	Name   string // of the target, for the file
+	Types  []string
+	Target Target
+	Log    *slog.Logger
+}
+
+// ParseTypes checks a list of record types, in which sandbox.* stands for all that begin so.
+// Kind Invalid.
+func ParseTypes(types []string) error {
+	for _, t := range types {
+		prefix, wild := strings.CutSuffix(t, "*")
+		if !slices.ContainsFunc(audit.Types, func(known audit.Type) bool {
+			return string(known) == t || wild && strings.HasPrefix(string(known), prefix)
+		}) {
+			return berm.Errorf(berm.Invalid, "there are no records of type %q", t).WithHint("docs/audit.md lists them; sandbox.* are all about the life of sandboxes")
+		}
+	}
+	return nil
+}
+
+// wants reports whether a record is sent.
+func (f *Forwarder) wants(t audit.Type) bool {
+	return slices.ContainsFunc(f.Types, func(want string) bool {
+		prefix, wild := strings.CutSuffix(want, "*")
+		return string(t) == want || wild && strings.HasPrefix(string(t), prefix)
+	})
+}
+
+// Run sends until ctx ends. It begins with the records that come after next, if it never ran
+// before.
+func (f *Forwarder) Run(ctx context.Context, next uint64) {
+	at, err := f.load()
+	if err != nil {
+		f.Log.Error("records are sent from now on", "target", f.Name, "error", err)
+	}
+	if at == 0 {
+		if at = next; f.save(at) != nil {
+			f.Log.Error("the place in the log cannot be kept", "target", f.Name)
+		}
+	}
+	for ctx.Err() == nil {
+		for line, err := range trail.Dir(f.Dir).Follow(ctx, at) {
+			if err != nil {
+				f.Log.Error("records are not sent", "target", f.Name, "error", err)
+				break
+			}
+			if f.wants(line.Type) {
+				if !f.send(ctx, line) {
+					return
+				}
+				if err := f.save(line.Seq + 1); err != nil {
+					f.Log.Error("the place in the log cannot be kept", "target", f.Name, "error", err)
+				}
+			}
+			at = line.Seq + 1
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryLast):
+		}
+	}
+}
+
+// send tries until the target has a record. It returns false when ctx ends before.
+func (f *Forwarder) send(ctx context.Context, line trail.Line) bool {
+	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
+		err := f.Target.Send(ctx, line)
+		if err == nil {
+			return true
+		}
+		if ctx.Err() != nil {
+			return false
+		}
+		f.Log.Warn("a record is sent again later", "target", f.Name, "record", line.Seq, "in", pause, "error", err)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(pause):
+		}
+	}
+}
+
+func (f *Forwarder) path() string { return filepath.Join(f.Dir, "sent-"+f.Name+".json") }
+
+type place struct {
+	Next uint64 `json:"next"` // the number of the record to look at
+}
+
+func (f *Forwarder) load() (uint64, error) {
+	content, err := os.ReadFile(f.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
+	var p place
+	if err == nil {
+		err = json.Unmarshal(content, &p)
+	}
+	return p.Next, err
+}
+
+func (f *Forwarder) save(next uint64) error {
+	content, err := json.Marshal(place{next})
+	if err == nil {
+		err = os.WriteFile(f.path()+".new", content, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(f.path()+".new", f.path())
+	}
+	return err
+}

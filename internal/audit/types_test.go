@@ -1,0 +1,36 @@
+package audit
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"slices"
+	"strconv"
+	"testing"
+)
+
+// Types has each constant of type Type once.
+func TestTypesAreAll(t *testing.T) {
+	file, err := parser.ParseFile(token.NewFileSet(), "record.go", nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var declared []Type
+	ast.Inspect(file, func(n ast.Node) bool {
+		if spec, ok := n.(*ast.ValueSpec); ok {
+			if kind, ok := spec.Type.(*ast.Ident); ok && kind.Name == "Type" {
+				for _, v := range spec.Values {
+					text, err := strconv.Unquote(v.(*ast.BasicLit).Value)
+					if err != nil {
+						t.Fatal(err)
+					}
+					declared = append(declared, Type(text))
+				}
+			}
+		}
+		return true
+	})
+	if !slices.Equal(slices.Sorted(slices.Values(declared)), slices.Sorted(slices.Values(Types))) {
+		t.Errorf("declared are %v, in Types %v", declared, Types)
+	}
+}
