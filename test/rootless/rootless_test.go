@@ -408,6 +408,25 @@ func use(u *user) (unlimited map[string]string) {
 		t.Errorf("pause: %v, %s", err, stderr)
 	}
 
+	// What looks into requests is trusted inside, and holds what the sandbox does not.
+	const secret = "CANARY-secret-of-an-ordinary-user"
+	store := u.command("secret", "set", "token")
+	store.Stdin = strings.NewReader(secret + "\n")
+	if out, err := store.CombinedOutput(); err != nil {
+		t.Fatalf("berm secret set: %v\n%s", err, out)
+	}
+	looked := u.berm("create", "--cred", "api=secret:token,host=api.example.com,env=API_TOKEN", "box")
+	looked = looked[strings.LastIndexByte(looked, '\n')+1:]
+	if out := u.berm("exec", looked, "--", "sh", "-c", "echo $API_TOKEN; grep -c BEGIN $SSL_CERT_FILE"); !regexp.MustCompile(`^berm[a-z0-9]+\n1$`).MatchString(out) {
+		t.Errorf("a placeholder and an authority: %q", out)
+	}
+	for _, pid := range harness.Processes("berm\x00egressd") {
+		if has, err := harness.Holds(pid, secret); has || err != nil {
+			t.Errorf("the network service has the secret: %v, %v", has, err)
+		}
+	}
+	u.berm("kill", looked)
+
 	// What leaves goes through the network service, which denies and tells.
 	denied := func() {
 		t.Helper()
