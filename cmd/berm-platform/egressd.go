@@ -21,11 +21,13 @@ func newEgressCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
+			memory := service.Memory()
+			c := service.Config{Flows: service.Flows(memory)}
 			if err := confine(egress.Command); err != nil {
 				return err
 			}
 			debug.SetGCPercent(400) // most of its memory is packets on their way
-			var c service.Config
+			debug.SetMemoryLimit(memory)
 			for _, r := range resolvers {
 				addr, err := netip.ParseAddrPort(r)
 				if err != nil {

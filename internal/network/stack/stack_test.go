@@ -299,7 +299,7 @@ func TestLimits(t *testing.T) {
 						var n int
 						switch {
 						case up && spliced != "":
-							to := io.Writer(io.Discard)
+							to := io.Discard
 							if spliced == "to a socket" {
 								to = drain(t)
 							}

@@ -124,11 +124,16 @@ func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Pr
 	f.verdict, f.judge = v, x.policy
 	allowed := v.Action == policy.Allow && (!inspects(v) || x.ca != nil || x.broker != nil)
 	var limit *quota.Exceeded
+	if allowed && !x.server.flows.take(x) {
+		allowed, limit = false, &quota.Exceeded{Limit: "flows of all sandboxes together"}
+	}
 	if allowed {
 		use, err := x.quota.Open(v.Rule)
 		if allowed = !errors.As(err, &limit); allowed {
 			f.use, inside.Meter = use, f.meter
 			f.time()
+		} else {
+			x.server.flows.give(x)
 		}
 	}
 	if allowed {
@@ -219,6 +224,7 @@ func (x *sandbox) end(f *flow) {
 	delete(x.live, f)
 	f.release()
 	x.mu.Unlock()
+	x.server.flows.give(x)
 	x.record(f)
 }
 

@@ -33,6 +33,7 @@ import (
 type Server struct {
 	hosts *address.Hosts
 	up    *dns.Upstream
+	flows budget
 
 	mu        sync.Mutex
 	sandboxes map[*sandbox]struct{} // that have their link
@@ -45,7 +46,13 @@ func New(c Config) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Server{hosts: hosts, up: dns.NewUpstream(c.Resolvers), sandboxes: map[*sandbox]struct{}{}}, nil
+	if c.Flows <= 0 {
+		c.Flows = 1 << 30
+	}
+	return &Server{
+		hosts: hosts, up: dns.NewUpstream(c.Resolvers), sandboxes: map[*sandbox]struct{}{},
+		flows: budget{most: c.Flows, each: map[*sandbox]int{}},
+	}, nil
 }
 
 // Pass goes through every lock of every sandbox, and returns: if one is held for ever, it
@@ -70,6 +77,7 @@ func (x *sandbox) pass() {
 // Config is what the service is started with.
 type Config struct {
 	Resolvers []netip.AddrPort // that names are asked of; none uses those of /etc/resolv.conf
+	Flows     int              // of all sandboxes at a time; 0 is as many as each may have
 }
 
 // Serve attends the sandboxes whose connections come over hub, one descriptor with each
@@ -192,6 +200,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
 	x.answers = ask.New(x.rejudgeAll)
 	x.responder = dns.NewResponder(x.names, x.resolves, x.admits)
+	s.flows.join(x)
 	if warnings, err = x.set(o); err == nil {
 		if door != nil {
 			err = x.useBroker(door)
@@ -203,6 +212,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 		err = x.connect(link)
 	}
 	if err != nil {
+		s.flows.leave(x)
 		x.events.close()
 		return nil, nil, err
 	}
@@ -357,6 +367,7 @@ func (x *sandbox) close() {
 	if x.stack != nil { // it never got its link
 		x.stack.Close()
 	}
+	x.server.flows.leave(x)
 	if broker := x.door(); broker != nil {
 		broker.Close()
 	}
