@@ -5,6 +5,7 @@ package packages
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -32,7 +33,9 @@ type manager struct {
 	script  string // prints 42, which is in the package
 	// credential is the argument of --cred with which its registry lets it in, without SOURCE.
 	credential string
-	// posts says that it does not only read; rest that more paths than those of reading.
+	// granted is the same for a sandbox of a server.
+	granted map[string]any
+	// posts says that it does not only read.
 	posts bool
 }
 
@@ -40,12 +43,12 @@ var managers = []manager{
 	{
 		name: "pip", program: "python3", hosts: []string{"pypi.org", "files.pythonhosted.org"},
 		script:     `python3 -m pip install -q --root-user-action=ignore --target out tiny && PYTHONPATH=out python3 -c 'import tiny; print(tiny.answer)'`,
-		credential: "pypi=%s",
+		credential: "pypi=%s", granted: map[string]any{"service": "pypi"},
 	},
 	{
 		name: "npm", program: "npm", hosts: []string{"registry.npmjs.org"}, files: map[string]string{"package.json": `{"name":"x","version":"1.0.0"}`},
 		script:     `npm install tiny >&2 && node -e 'console.log(require("tiny"))'`,
-		credential: "npm=%s",
+		credential: "npm=%s", granted: map[string]any{"service": "npm"},
 	},
 	{
 		name: "go", program: "go", hosts: []string{"proxy.golang.org", "sum.golang.org"}, files: map[string]string{"go.mod": "module x\n\ngo 1.21\n\nrequire example.com/tiny v1.0.0\n"},
@@ -61,7 +64,7 @@ var managers = []manager{
 	{
 		name: "git", program: "git", hosts: []string{"github.com"}, posts: true,
 		script:     `git clone -q https://github.com/org/tiny.git out && cat out/answer`,
-		credential: "github=%s,repo=org/tiny",
+		credential: "github=%s,repo=org/tiny", granted: map[string]any{"service": "github", "repositories": []string{"org/tiny"}},
 	},
 }
 
@@ -235,15 +238,15 @@ func allow(hosts ...string) (flags []string) {
 
 // document is a policy that looks into what a manager asks.
 func (m manager) document() string {
-	methods := "[GET, HEAD]"
+	methods := `["GET", "HEAD"]`
 	if m.posts {
-		methods = "[GET, POST]"
+		methods = `["GET", "POST"]`
 	}
-	text := "version: 1\nrules:\n"
+	var rules []string
 	for _, host := range m.hosts {
-		text += fmt.Sprintf("  - {to: [%s], http: {allow: [{methods: %s}]}}\n", host, methods)
+		rules = append(rules, fmt.Sprintf(`{"to": [%q], "http": {"allow": [{"methods": %s}]}}`, host, methods))
 	}
-	return text
+	return `{"version": 1, "rules": [` + strings.Join(rules, ", ") + "]}" // which is YAML too
 }
 
 func TestLocal(t *testing.T) {
@@ -315,30 +318,62 @@ func TestServer(t *testing.T) {
 	harness.Slow(t)
 	r := newRegistries(t)
 	s := harness.Serve(t)
+	if err := s.Call(t.Context(), "POST", "/secrets", map[string]any{"name": "registry", "value": r.secret}, nil); err != nil {
+		t.Fatal(err)
+	}
 	for _, m := range append(slices.Clone(managers), debian) {
 		if m.name == "go" || m.name == "cargo" { // base has neither
 			continue
 		}
 		t.Run(m.name, func(t *testing.T) {
-			r.inside(t, s, m, m.hosts...).installed(t, m)
+			r.inside(t, s, m, reach(m.hosts...), "").installed(t, m)
 			// The last one is what the first leads to.
 			without := m.hosts[len(m.hosts)-1]
-			o := r.inside(t, s, m, append(slices.Clone(m.hosts[:len(m.hosts)-1]), "unrelated.test")...)
+			o := r.inside(t, s, m, reach(append(slices.Clone(m.hosts[:len(m.hosts)-1]), "unrelated.test")...), "")
 			if o.err == nil || slices.Contains(o.reached, without) {
 				t.Errorf("without %s: %v", without, o)
+			}
+			// Looked into, programs trust the service by what the guest agent tells them.
+			looked := m
+			looked.script = strings.ReplaceAll(m.script, "http://", "https://")
+			r.inside(t, s, looked, nil, m.document()).installed(t, m)
+			if m.granted == nil {
+				return
+			}
+			r.private.Store(true)
+			defer r.private.Store(false)
+			if o := r.inside(t, s, m, reach(m.hosts...), ""); o.err == nil {
+				t.Errorf("the registry lets everybody in: %v", o)
+			}
+			m.granted["name"], m.granted["secret"] = m.name, "secret:registry"
+			o = r.inside(t, s, m, map[string]any{"berm": map[string]any{"credentials": []any{m.granted}}}, m.document())
+			o.installed(t, m)
+			if strings.Contains(o.stdout+o.stderr, r.secret) {
+				t.Errorf("the secret is told: %v", o)
 			}
 		})
 	}
 }
 
-// inside lets a manager do what it does in a sandbox that may reach these hosts.
-func (r *registries) inside(t *testing.T, s *harness.Server, m manager, allowed ...string) outcome {
+// reach is what a create says to reach hosts alone.
+func reach(hosts ...string) map[string]any {
+	return map[string]any{"network": map[string]any{"allowOut": hosts, "denyOut": []string{"0.0.0.0/0"}}}
+}
+
+// inside lets a manager do what it does in a sandbox that is made with these options and then
+// gets a policy that looks into requests, or none.
+func (r *registries) inside(t *testing.T, s *harness.Server, m manager, options map[string]any, policy string) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	sandbox, err := s.Create(ctx, time.Minute, map[string]any{"network": map[string]any{"allowOut": allowed, "denyOut": []string{"0.0.0.0/0"}}})
+	sandbox, err := s.Create(ctx, time.Minute, options)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if policy != "" {
+		if err := s.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/network", json.RawMessage(policy), nil); err != nil {
+			t.Fatal(err)
+		}
 	}
 	defer func() {
 		if err := sandbox.Kill(ctx); err != nil {
@@ -360,7 +395,12 @@ func (r *registries) inside(t *testing.T, s *harness.Server, m manager, allowed 
 	}
 	r.Packets()
 	command := harness.Shell(user, "cd "+dir+" && "+m.script)
-	command.Env = map[string]string{"PIP_CERT": authority, "NODE_EXTRA_CA_CERTS": authority, "GIT_SSL_CAINFO": authority, "PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
+	command.Env = map[string]string{"PIP_RETRIES": "0", "npm_config_fetch_retries": "0"}
+	if policy == "" {
+		for _, name := range []string{"PIP_CERT", "NODE_EXTRA_CA_CERTS", "GIT_SSL_CAINFO"} {
+			command.Env[name] = authority
+		}
+	}
 	start := time.Now()
 	result, err := sandbox.Run(ctx, command)
 	if err == nil && result.Code != 0 {
