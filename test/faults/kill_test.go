@@ -2,6 +2,7 @@ package faults
 
 import (
 	"bufio"
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -9,6 +10,9 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -128,19 +132,7 @@ func (o *outsider) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // not allowed, each sandbox has its own rights alone, and gets them back by itself.
 func TestKills(t *testing.T) {
 	harness.Slow(t)
-	i := internet.Start(t)
-	o := &outsider{heard: map[string]map[string]int{}, asked: map[string]int{}}
-	echo := i.Listen(t, netip.Addr{}, 7)
-	go func() {
-		for {
-			conn, err := echo.Accept()
-			if err != nil {
-				return
-			}
-			go o.echo(conn)
-		}
-	}()
-	i.Serve(t, netip.Addr{}, o, 80)
+	i, o := watched(t)
 	mine := func(n int) string { return fmt.Sprintf("93.184.219.%d", 10+n) }
 	web := func(n int) string { return fmt.Sprintf("web%d.test", n) }
 	site := func(n int) string { return fmt.Sprintf("93.184.219.%d", 30+n) }
@@ -256,6 +248,118 @@ func TestKills(t *testing.T) {
 		to := netip.AddrPortFrom(packet.To, packet.Port).String()
 		if packet.Proto != "tcp" && to != internet.Resolver+":53" || packet.Proto == "tcp" && !allowed[to] {
 			t.Errorf("%d bytes to %s", n, packet)
+		}
+	}
+}
+
+// watched makes an internet that keeps who speaks where.
+func watched(t *testing.T) (*internet.Internet, *outsider) {
+	t.Helper()
+	i := internet.Start(t)
+	o := &outsider{heard: map[string]map[string]int{}, asked: map[string]int{}}
+	echo := i.Listen(t, netip.Addr{}, 7)
+	go func() {
+		for {
+			conn, err := echo.Accept()
+			if err != nil {
+				return
+			}
+			go o.echo(conn)
+		}
+	}()
+	i.Serve(t, netip.Addr{}, o, 80)
+	return i, o
+}
+
+// When the services of a run are killed its flows end and nothing comes out of it any more; the
+// command goes on without a network.
+func TestKillsLocal(t *testing.T) {
+	harness.Slow(t)
+	i, o := watched(t)
+	const mine, site = "93.184.219.10", "93.184.219.30"
+	i.Names.Set("web.test", site)
+	binary, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	document := fmt.Sprintf(`{"version":1,"rules":[{"to":[%q],"ports":[7]},{"to":["web.test"],"http":{"allow":[{"methods":["GET"],"paths":["/allowed"]}]}}]}`, mine)
+	for name, content := range map[string]string{"storm.py": storm, "net.json": document} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const flows = 200
+	for victim, says := range map[string]string{"egressd": "the network service", "brokerd": "the service of credentials"} {
+		t.Run(victim, func(t *testing.T) {
+			cmd := exec.Command(binary, "run", "--rw", ".", "--policy", "net.json", "--cred", "web=env:SECRET,host=web.test", "--", "python3", "storm.py",
+				"run", mine, "web.test", strings.Join(forbidden, ","), fmt.Sprint(flows))
+			cmd.Dir, cmd.Env = dir, append(os.Environ(), "SECRET=s3cr3t-of-the-test-0123456789", "HOME="+t.TempDir())
+			told := &bytes.Buffer{}
+			cmd.Stderr, cmd.WaitDelay = told, 5*time.Second
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			ended := make(chan error, 1)
+			go func() { ended <- cmd.Wait() }()
+			end := sync.OnceFunc(func() {
+				_ = cmd.Process.Kill()
+				<-ended
+			})
+			defer end()
+			o.settle(t, 20*time.Second, func() bool { return o.open >= flows && len(o.asked) > 0 })
+			pids := harness.Processes("berm\x00" + victim)
+			if len(pids) != 1 {
+				t.Fatalf("%s: %v", victim, pids)
+			}
+			if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+			if victim == "egressd" {
+				o.settle(t, 2*time.Second, func() bool { return o.open == 0 })
+			}
+			time.Sleep(100 * time.Millisecond)
+			i.Packets()
+			time.Sleep(2 * time.Second)
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			for packet, n := range i.Packets() {
+				to := netip.AddrPortFrom(packet.To, packet.Port).String()
+				if victim == "egressd" || to != mine+":7" {
+					t.Errorf("%d bytes to %s", n, packet)
+				}
+			}
+			delete(o.asked, "web.test of run /allowed")
+			if len(o.heard) != 1 || len(o.heard[mine]) != 1 || len(o.asked) > 0 {
+				t.Errorf("heard %v, asked %v", o.heard, o.asked)
+			}
+			select {
+			case err := <-ended:
+				ended <- err
+				t.Errorf("the command ended with the service: %v", err)
+			default:
+			}
+			if end(); !strings.Contains(told.String(), says) {
+				t.Errorf("not told: %q", told)
+			}
+		})
+	}
+}
+
+// settle waits until something holds, which is asked under the lock.
+func (o *outsider) settle(t *testing.T, limit time.Duration, holds func() bool) {
+	t.Helper()
+	for end := time.Now().Add(limit); ; time.Sleep(10 * time.Millisecond) {
+		o.mu.Lock()
+		ok := holds()
+		o.mu.Unlock()
+		if ok {
+			return
+		}
+		if time.Now().After(end) {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			t.Fatalf("after %v: %d open, asked %v", limit, o.open, o.asked)
 		}
 	}
 }
