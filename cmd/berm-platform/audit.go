@@ -25,8 +25,19 @@ const exitProblems = 3
 func newAuditCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "audit",
-		Short: "Check and export the audit log",
+		Short: "Find records in the audit log; check and export it",
+		Long: `Print the records of the audit log that the flags name, oldest first: who did what to which
+sandbox, when, with which result. Without a configured server, or with --local, the log is that
+of berm run; --log reads one in a directory, or an export.
+
+Records are found by an index that is a cache of the log: it is made anew when it is lost.`,
+		Example: `  berm audit --type exec.start --since 24h
+  berm audit --verdict denied --type net,credential
+  berm audit --host example.com --actor k1a2b3c4
+  berm audit --path /workspace/secrets --json | jq -r .sandbox
+  berm audit --follow --sandbox i0abcdefghijklmnopqrs`,
 	}
+	queryAudit(cmd)
 	cmd.AddCommand(newAuditVerifyCommand(), newAuditExportCommand(), newAuditKeyCommand(), newAuditWitnessCommand())
 	return cmd
 }

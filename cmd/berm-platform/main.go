@@ -31,6 +31,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 		newLogsCommand(),
 		newMetricsCommand(),
 		newInspectCommand(),
+		newReplayCommand(),
 		newNetCommand(),
 		newPolicyCommand(),
 		newSecretCommand(),

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"iter"
 	"os"
 	"path/filepath"
 	"strings"
@@ -173,6 +174,45 @@ func (x *Index) Names(ctx context.Context, id berm.SandboxID, sha256 string) (fo
 	})
 	return found, err
 }
+
+// Of is what the log has of a sandbox, with what it lost of all.
+func (x *Index) Of(ctx context.Context, id berm.SandboxID) trail.Source { return of{ctx, x, id} }
+
+type of struct {
+	ctx context.Context
+	x   *Index
+	id  berm.SandboxID
+}
+
+// page is how many records are read at once.
+const page = 1000
+
+// Records implements trail.Source.
+func (o of) Records(from uint64) iter.Seq2[trail.Line, error] {
+	return func(yield func(trail.Line, error) bool) {
+		for q := (Query{Sandbox: o.id, Gaps: true, After: max(from, 1) - 1, Limit: page}); ; {
+			found, err := o.x.Query(o.ctx, q)
+			if err != nil {
+				yield(trail.Line{}, err)
+				return
+			}
+			for _, f := range found {
+				line := trail.Line{Raw: f.Line}
+				err := json.Unmarshal(f.Line, &line.Record)
+				if !yield(line, err) {
+					return
+				}
+				q.After = f.Seq
+			}
+			if len(found) < page {
+				return
+			}
+		}
+	}
+}
+
+// Blob implements trail.Source.
+func (o of) Blob(sha256 string) (io.ReadCloser, error) { return o.x.Blob(sha256) }
 
 // Blob opens content of the log by its hash. Kind NotFound.
 func (x *Index) Blob(sha256 string) (io.ReadCloser, error) { return x.source.Blob(sha256) }

@@ -207,6 +207,25 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// A sandbox's records are read page by page.
+func TestOf(t *testing.T) {
+	l, x := sessions(t)
+	for range 2500 {
+		l.Proc(two, audit.ProcFork, audit.Process{PID: 7})
+	}
+	want := scanned(t, l, Query{Sandbox: two, Gaps: true, After: 99})
+	var got []uint64
+	for line, err := range x.Of(t.Context(), two).Records(100) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, line.Seq)
+	}
+	if len(got) < 2500 || !slices.Equal(got, want) {
+		t.Errorf("%d records, want %d", len(got), len(want))
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	for _, q := range []string{"sandbox=A/b", "since=yesterday", "until=1", "verdict=maybe", "path=relative", "after=-1", "after=x", "limit=-1"} {
 		values, err := url.ParseQuery(q)

@@ -316,7 +316,7 @@ func (a *account) order() {
 		lane := Lane(e.Type)
 		if a.part.has(lane) {
 			mark := fmt.Sprintf("%-10s", terminal.Clip(terminal.Escape(lane), 10))
-			if bad(e) {
+			if e.Bad() {
 				mark = a.style.Bad(mark)
 			}
 			fmt.Fprintf(&a.out, "  %s  %s  ", a.style.Dim(a.Clock(e.Time)), mark)
@@ -354,7 +354,8 @@ func (a *account) output(c *Command) {
 	}
 }
 
-func bad(e *Event) bool {
+// Bad says that an event is one to look at: it failed, was denied, or tells of a limit or a loss.
+func (e *Event) Bad() bool {
 	if e.Command != nil && e.Type == audit.ExecExit {
 		return e.Command.Failed()
 	}

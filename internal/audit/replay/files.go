@@ -87,10 +87,7 @@ func (t *Timeline) FilesAt(at time.Time) []File {
 			files[c.Path] = File{c, since, "layer"}
 		}
 	}
-	for _, e := range t.Events {
-		if e.Time.After(at) {
-			break
-		}
+	for _, e := range t.Of(Files, at) {
 		a, ok := e.Data.(*audit.FileAccess)
 		if !ok || e.Time.Before(since) || e.Outcome != audit.OK {
 			continue

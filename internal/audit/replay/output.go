@@ -40,6 +40,14 @@ func (t *Timeline) content(hash string) ([]byte, error) {
 // HasOutput says whether output of the command was kept.
 func (c *Command) HasOutput() bool { return c.frames != nil }
 
+// Kept is how many bytes its kept output takes, in frames.
+func (c *Command) Kept() int64 {
+	if c.frames == nil {
+		return 0
+	}
+	return c.frames.Size
+}
+
 // Frames returns what a command printed. What could be read of it comes with an error.
 func (t *Timeline) Frames(c *Command) (frames []audit.Frame, err error) {
 	if c.frames == nil {

@@ -91,12 +91,11 @@ func (e *Event) command(c *audit.Command) string {
 		}
 		return text
 	}
-	name := fmt.Sprintf("pid %d", c.PID)
-	result := "ended"
-	if e.Command != nil {
-		name, result = Argv(e.Command.Argv), e.Command.Result()
+	of := e.Command
+	if of == nil { // the record alone
+		of = &Command{Command: *c, Ended: true, outcome: e.Outcome}
 	}
-	text := fmt.Sprintf("%s after %s: %s", result, time.Duration(c.Millis)*time.Millisecond, name)
+	text := fmt.Sprintf("%s after %s: %s", of.Result(), time.Duration(c.Millis)*time.Millisecond, Argv(of.Argv))
 	if c.Output > 0 {
 		text += fmt.Sprintf(", %d bytes of output", c.Output)
 	}

@@ -71,6 +71,7 @@ type Timeline struct {
 	Warnings []string
 
 	source trail.Source
+	lanes  map[string][]*Event
 	looks  []*look
 	recent struct { // frames that were read last: who plays a command asks again and again
 		command *Command
@@ -95,7 +96,7 @@ func Load(source trail.Source, id berm.SandboxID) (*Timeline, error) {
 			left++
 			continue
 		}
-		e, err := event(line)
+		e, err := NewEvent(line)
 		if err != nil {
 			t.warn("record %d: %v", line.Seq, err)
 		}
@@ -124,8 +125,9 @@ func (t *Timeline) warn(format string, args ...any) {
 	}
 }
 
-// event decodes a record. Data that is not what its type says stays a map.
-func event(line trail.Line) (*Event, error) {
+// NewEvent makes an event of a record. With an error its data is not what its type says, and
+// stays a map.
+func NewEvent(line trail.Line) (*Event, error) {
 	r := &line.Record
 	e := &Event{
 		Time: r.Time, Seq: r.Seq, Type: r.Type, Src: r.Src, Trust: r.Trust, Actor: r.Actor,
@@ -182,6 +184,11 @@ func (t *Timeline) arrange() {
 		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Seq, b.Seq))
 	})
 	t.Start, t.End = t.Events[0].Time, t.Events[len(t.Events)-1].Time
+	t.lanes = map[string][]*Event{}
+	for _, e := range t.Events {
+		lane := Lane(e.Type)
+		t.lanes[lane] = append(t.lanes[lane], e)
+	}
 	t.numbers()
 	gaps := 0
 	processes := processes{}
@@ -216,6 +223,22 @@ func (t *Timeline) arrange() {
 	if gaps > 0 {
 		t.warn("records were lost (%d gaps): what follows is not all that happened", gaps)
 	}
+}
+
+// Of is the events of a lane until a time.
+func (t *Timeline) Of(lane string, at time.Time) []*Event { return until(t.lanes[lane], at) }
+
+// Until is the events until a time.
+func (t *Timeline) Until(at time.Time) []*Event { return until(t.Events, at) }
+
+func until(events []*Event, at time.Time) []*Event {
+	n, _ := slices.BinarySearchFunc(events, at, func(e *Event, at time.Time) int {
+		if e.Time.After(at) {
+			return 1
+		}
+		return -1
+	})
+	return events[:n]
 }
 
 // numbers tells the start of each command its process, which is known at its end alone.

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit/replay"
+	"github.com/berm-sandbox/berm/internal/audit/replay/view"
+	"github.com/berm-sandbox/berm/internal/audit/replay/web"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+func newReplayCommand() *cobra.Command {
+	var logs logFlags
+	var only []string
+	var from, html string
+	var speed float64
+	cmd := logs.add(&cobra.Command{
+		Use:   "replay SANDBOX",
+		Short: "Show what happened in a sandbox, also after its end",
+		Long: `Show what the audit log tells of a sandbox on one clock: the terminals of its commands, its
+processes, files with what changed in them, connections with the verdict on each, and uses of
+credentials. The keys are shown; ? lists all.
+
+When the output is no terminal, an account of it is printed: what was run, what changed, what
+was contacted, what was denied and why, and then all events in order. --html writes a page
+that shows the same without a server, --json the events and the output, one object a line.
+
+Output of commands is shown by a terminal that does nothing but show: no title, clipboard,
+link or query of a program in the sandbox reaches yours.`,
+		Example: `  berm replay i0abcdefghijklmnopqrs
+  berm replay --from 2m30s --speed 4 i0abcdefghijklmnopqrs
+  berm replay --only net,credential i0abcdefghijklmnopqrs | less
+  berm replay --html session.html --log session.zip i0abcdefghijklmnopqrs
+  berm replay --json i0abcdefghijklmnopqrs | jq 'select(.outcome == "denied")'`,
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
+		ValidArgsFunction: completeFirstSandbox(),
+	})
+	flags := cmd.Flags()
+	flags.StringSliceVar(&only, "only", nil, "only these lanes: "+strings.Join(replay.Lanes, ", "))
+	flags.StringVar(&from, "from", "", "begin there: a time since the start (2m30s) or a time (2026-01-31 12:00)")
+	flags.Float64Var(&speed, "speed", 1, "how many times as fast as it was")
+	asJSON := flags.Bool("json", false, "print events and output, one JSON object a line")
+	flags.StringVar(&html, "html", "", "write a page for a browser to this file (- for stdout)")
+	cmd.MarkFlagsMutuallyExclusive("json", "html")
+	completeFlag(cmd, "only", cobra.FixedCompletions(replay.Lanes, cobra.ShellCompDirectiveNoFileComp))
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		id, err := sandboxID(args[0])
+		if err != nil {
+			return err
+		}
+		for _, lane := range only {
+			if !slices.Contains(replay.Lanes, lane) {
+				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--only %q: the lanes are %s", lane, strings.Join(replay.Lanes, ", "))}
+			}
+		}
+		if !(speed > 0 && speed <= 1000) {
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--speed must be above 0 and at most 1000")}
+		}
+		t, done, err := logs.timeline(cmd, id)
+		if err != nil {
+			return quietOnInterrupt(cmd.Context(), err)
+		}
+		defer done()
+		part := replay.Part{Lanes: only}
+		if part.From, err = begin(from, t); err != nil {
+			return err
+		}
+		out := cmd.OutOrStdout()
+		switch {
+		case *asJSON:
+			return replay.Entries(t, part, func(e replay.Entry) error { return cli.PrintJSONLine(out, e) })
+		case html == "-":
+			return web.Write(out, t, part)
+		case html != "":
+			if err := writeWhole(html, func(w io.Writer) error { return web.Write(w, t, part) }); err != nil {
+				return err
+			}
+			cli.Notice(cmd, "open %s in a browser", html)
+			return nil
+		case terminal.Is(out) && terminal.Is(cmd.InOrStdin()) && os.Getenv("TERM") != "dumb":
+			return view.Run(cmd.Context(), t, view.Options{From: part.From, Speed: speed, Lanes: only})
+		}
+		return replay.Account(out, t, part, terminal.StyleFor(out))
+	}
+	return cmd
+}
+
+// begin is where a replay begins: after a time since the start, or at a time.
+func begin(s string, t *replay.Timeline) (time.Time, error) {
+	if s == "" {
+		return time.Time{}, nil
+	}
+	if d, err := time.ParseDuration(s); err == nil {
+		return t.Start.Add(d), nil
+	}
+	at, err := moment("from", s, t.Start)
+	if err != nil {
+		return time.Time{}, cli.UsageError{Err: fmt.Errorf("--from %q: it must be a time since the start such as 2m30s, or a time such as 2026-01-31 12:00", s)}
+	}
+	return at, nil
+}
