@@ -67,6 +67,8 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.Uint8Var(&spares, "spares", 2, "monitors that wait in advance, each with an empty disk, for\nsandboxes of a size that was asked for twice; 0 starts them when\nthey are needed")
 	flags.StringArrayVar(&c.AuditAnchors, "audit-anchor", nil, "append checkpoints of the audit log to this `FILE`, which should be\nout of this machine's reach; may be repeated")
 	flags.StringArrayVar(&c.AuditWitnesses, "audit-witness", nil, "send them to berm audit witness of another machine at this `URL`;\nmay be repeated")
+	flags.DurationVar(&c.AuditKeep, "audit-keep", 0, "how long records are kept at least, such as 720h; older ones are\nremoved in time (default: for ever)")
+	flags.Lookup("audit-keep").DefValue = ""
 	flags.StringArrayVar(&c.Webhooks, "webhook", nil, "`URL` that gets events of sandboxes by POST, as CloudEvents; may be\nrepeated")
 	flags.StringVar(&c.WebhookSecret, "webhook-secret-file", "", "file with the secret by which those are signed")
 	flags.StringSliceVar(&c.WebhookEvents, "webhook-events", []string{"sandbox.*"}, "types of audit records that are sent")

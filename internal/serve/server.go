@@ -77,6 +77,7 @@ type Config struct {
 
 	// AuditAnchors are files, and AuditWitnesses URLs, that get the checkpoints of the audit log.
 	AuditAnchors, AuditWitnesses []string
+	AuditKeep                    time.Duration // 0 keeps records for ever
 	// Webhooks are URLs that get records of the types WebhookEvents, signed with the secret in
 	// the file WebhookSecret.
 	Webhooks, WebhookEvents []string
@@ -93,7 +94,7 @@ type Config struct {
 
 // audit opens the log of records.
 func (c *Config) audit() (*trail.Log, error) {
-	options := trail.Options{Log: c.Log}
+	options := trail.Options{Log: c.Log, Keep: c.AuditKeep}
 	for _, path := range c.AuditAnchors {
 		options.Anchors = append(options.Anchors, trail.FileAnchor(path))
 	}

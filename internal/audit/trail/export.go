@@ -477,7 +477,7 @@ func (a *Archive) checkRecords(r *Report, m manifest, point Checkpoint, p proof)
 	lines(io.LimitReader(f, maxExportRecords), exportRecords, false, func(raw []byte, err error) bool {
 		var h header
 		if err == nil {
-			err = json.Unmarshal(raw, &h)
+			err = decode(raw, &h)
 		}
 		if err != nil {
 			at := uint64(0)

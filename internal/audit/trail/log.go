@@ -25,6 +25,7 @@ const (
 	checkpointEvery   = 5 * time.Second // if there are new records
 	checkpointRecords = 1000
 	segmentSize       = 64 << 20 // bytes
+	retainEvery       = time.Hour
 )
 
 // Names of files beside those of Dir.
@@ -41,6 +42,7 @@ type Log struct {
 	dir    string
 	origin string
 	boot   string
+	keep   time.Duration
 	errors *slog.Logger
 
 	mu   sync.Mutex // of the tree, which follows the log under its lock
@@ -67,6 +69,8 @@ type Anchor interface {
 type Options struct {
 	Log     *slog.Logger // of what goes wrong beside records; nil is the default
 	Anchors []Anchor
+	// Keep is how long records are kept at least; older ones are removed in time. 0 is for ever.
+	Keep time.Duration
 }
 
 // Open opens or creates the log in dir. Kinds as of audit.Open, and Internal when the log has
@@ -75,7 +79,7 @@ func Open(dir string, o Options) (*Log, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
+	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, keep: o.Keep, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
 	records, err := audit.Open(filepath.Join(dir, current), l)
 	if err != nil {
 		return nil, err
@@ -205,10 +209,15 @@ func (l *Log) Appended(line []byte) {
 // run signs checkpoints and begins new files.
 func (l *Log) run() {
 	defer close(l.stopped)
-	tick := time.NewTicker(checkpointEvery)
+	tick, old := time.NewTicker(checkpointEvery), time.NewTicker(retainEvery)
 	defer tick.Stop()
+	defer old.Stop()
 	for {
 		select {
+		case now := <-old.C:
+			if err := l.retain(now); err != nil {
+				l.errors.Error("old audit records are not removed", "error", err)
+			}
 		case <-tick.C:
 		case <-l.due:
 		case <-l.stop:

@@ -4,6 +4,7 @@ import (
 	"archive/zip"
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -12,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -490,6 +492,59 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
+func TestRetention(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir, Options{Keep: 20 * time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	emit(t, l, 25)
+	now := time.Now()
+	for _, later := range []time.Duration{time.Hour, 3 * time.Hour, 6 * time.Hour} { // the second ends a file
+		if err := l.retain(now.Add(later)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	emit(t, l, 5)
+	// All records are of now, so that both files are as old: the older goes, once its next is
+	// older than what is kept.
+	if err := l.retain(now.Add(30 * time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	closeLog(t, l)
+	r := verify(t, dir, Trust{})
+	if len(r.Problems) > 0 || r.First <= 1 || r.SignedTo != r.Last {
+		t.Fatalf("%+v", r)
+	}
+	if blobs, err := filepath.Glob(filepath.Join(dir, audit.BlobDir, "??", "*")); err != nil || len(blobs) == 0 {
+		t.Errorf("content of records that are kept is gone: %v, %v", blobs, err)
+	}
+	old := now.Add(-48 * time.Hour)
+	blobs, _ := filepath.Glob(filepath.Join(dir, audit.BlobDir, "??", "*"))
+	if err := os.Chtimes(blobs[0], old, old); err != nil {
+		t.Fatal(err)
+	}
+	if err := removeBlobs(filepath.Join(dir, audit.BlobDir), now.Add(-time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, audit.BlobDir, "??", "*")); len(left) != len(blobs)-1 {
+		t.Errorf("%d of %d are left", len(left), len(blobs))
+	}
+	// Whoever removes records without a word is found.
+	names, _, err := Dir(dir).segments()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Remove(filepath.Join(dir, names[0])); err != nil {
+		t.Fatal(err)
+	}
+	if r := verify(t, dir, Trust{}); len(r.Problems) == 0 {
+		t.Errorf("%+v", r)
+	}
+	l = open(t, dir) // goes on all the same: what is signed is proved by the tree
+	closeLog(t, l)
+}
+
 // A log with fewer records than were signed is not written to.
 func TestCutLogIsNotOpened(t *testing.T) {
 	dir := t.TempDir()
@@ -563,6 +618,26 @@ func FuzzCheckpoint(f *testing.F) {
 			if again, err := parseCheckpoint(c.text()); err != nil || again.Size != c.Size || again.Root != c.Root {
 				t.Fatalf("%+v, %v", again, err)
 			}
+		}
+	})
+}
+
+// Of any record, what is read of the ends of its line is what reading all of it gives.
+func FuzzDecode(f *testing.F) {
+	f.Add("h", `a","prev":"x"},`, "net.flow", uint64(7), int64(1))
+	f.Add(`","host":"`, `"}`, "audit.key", uint64(1<<63), int64(1<<60))
+	f.Fuzz(func(t *testing.T, host, reason, kind string, seq uint64, at int64) {
+		r := audit.Record{V: audit.Version, Seq: seq, Time: time.Unix(at%(1<<35), at%1e9).UTC(), Host: host, Type: audit.Type(kind), Reason: reason, Data: map[string]any{reason: host}, Prev: audit.Chain([]byte(reason))}
+		line, err := json.Marshal(r)
+		if err != nil {
+			t.Skip()
+		}
+		var fast, slow header
+		if err := errors.Join(decode(line, &fast), json.Unmarshal(line, &slow)); err != nil {
+			t.Fatal(err)
+		}
+		if fast.Seq != slow.Seq || fast.V != slow.V || !fast.Time.Equal(slow.Time) || fast.Prev != slow.Prev {
+			t.Fatalf("%s: %+v, %+v", line, fast, slow)
 		}
 	})
 }

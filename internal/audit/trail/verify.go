@@ -213,17 +213,6 @@ type checker struct {
 	removed  uint64 // records that one tells to be gone on purpose
 }
 
-// header is what a check reads of a record; the rest it takes as it is.
-type header struct {
-	V     int
-	Seq   uint64
-	Time  time.Time
-	Type  audit.Type
-	Blobs []audit.Blob
-	Prev  string
-	Data  json.RawMessage
-}
-
 // next is the number that the next record must have.
 func (c *checker) next() uint64 { return c.tree.size + 1 }
 
@@ -231,7 +220,7 @@ func (c *checker) next() uint64 { return c.tree.size + 1 }
 func (c *checker) line(raw []byte) {
 	r := c.report
 	var h header
-	err := json.Unmarshal(raw, &h)
+	err := decode(raw, &h)
 	if r.Records == 0 {
 		c.start(h, err)
 	}
