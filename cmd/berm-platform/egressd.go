@@ -1,12 +1,12 @@
 package main
 
 import (
-	"net/netip"
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	service "github.com/berm-sandbox/berm/internal/network/egress/server"
 )
@@ -29,11 +29,11 @@ func newEgressCommand() *cobra.Command {
 			debug.SetGCPercent(400) // most of its memory is packets on their way
 			debug.SetMemoryLimit(memory)
 			for _, r := range resolvers {
-				addr, err := netip.ParseAddrPort(r)
+				resolver, err := dns.ParseResolver(r)
 				if err != nil {
 					return cli.UsageError{Err: err}
 				}
-				c.Resolvers = append(c.Resolvers, addr)
+				c.Resolvers = append(c.Resolvers, resolver)
 			}
 			s, err := service.New(c)
 			if err != nil {
@@ -53,7 +53,7 @@ func newEgressCommand() *cobra.Command {
 			return nil
 		},
 	}
-	cmd.Flags().StringArrayVar(&resolvers, egress.Resolver, nil, "resolver to ask, with its port")
+	cmd.Flags().StringArrayVar(&resolvers, egress.Resolver, nil, "resolver to ask")
 	cmd.Flags().BoolVar(&shared, egress.Shared, false, "serve many sandboxes, whose connections come over the first")
 	return cmd
 }

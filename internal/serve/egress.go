@@ -10,6 +10,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/network/ask/webhook"
+	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/upstream"
 )
@@ -25,8 +26,8 @@ func (c *Config) checkEgress() error {
 		}
 	}
 	for _, text := range c.Resolvers {
-		if _, err := netip.ParseAddrPort(text); err != nil {
-			return berm.Errorf(berm.Invalid, "--resolver takes addresses with a port such as 192.0.2.53:53, not %q", text)
+		if _, err := dns.ParseResolver(text); err != nil {
+			return berm.Errorf(berm.Invalid, "--resolver: %w", err)
 		}
 	}
 	var err error

@@ -151,3 +151,20 @@ exec 3<>/dev/tcp/soon.example/80; timeout 10 cat <&3; echo ended $?`, "--policy"
 		}
 	})
 }
+
+// With dns: {mode: real} names have real addresses, and a connection to one that several names
+// share is for the name that the client asks for.
+func TestRealNames(t *testing.T) {
+	online(t, func(p *person) {
+		file := p.policyFile("dns: {mode: real}\nrules: [{id: a, to: [www.example]}, {id: b, to: [b.example], ports: [443]}, {id: c, to: [c.example], ports: [81]}]")
+		r := p.bash(`getent hosts www.example | cut -d' ' -f1; getent hosts evil.example || echo unknown
+getent hosts www.example b.example c.example >/dev/null; getent hosts b.example > /dev/null
+get() { curl -sk -m 10 -w '%{http_code}\n' "$@" || echo failed; }
+get https://www.example/1; get https://b.example/2; get --resolve www.example:443:`+internetAddress+` https://www.example/3; get http://www.example/4
+get --resolve evil.example:443:`+internetAddress+` https://evil.example/5; get http://`+internetAddress+`:22/6`, "--policy", file, "--open", opened)
+		want := internetAddress + "\nunknown\nGET www.example /1\n200\nGET b.example /2\n200\nGET www.example /3\n200\nGET www.example /4\n200\n000\nfailed\n000\nfailed\n"
+		if r.stdout != want || !strings.Contains(r.stderr, "(sni_mismatch)") || !strings.Contains(r.stderr, ":22 (port)") {
+			t.Errorf("%v\nwant %q", r, want)
+		}
+	})
+}

@@ -1,6 +1,7 @@
 package dns
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 
@@ -20,6 +21,9 @@ const maxQuery = 512
 // udpSize is what is announced as taken over UDP (RFC 9715: not fragmented anywhere).
 const udpSize = 1232
 
+// leastUDP is what is taken over UDP by whoever does not say (RFC 1035).
+const leastUDP = 512
+
 // Extended DNS errors (RFC 8914): the reason beside a response code.
 const (
 	optionEDE     = 15
@@ -31,11 +35,11 @@ const badVersion dnsmessage.RCode = 16 // of EDNS (RFC 6891)
 // typeCAA is RFC 8659's; dnsmessage has no name for it.
 const typeCAA dnsmessage.Type = 257
 
-// Answer answers a query with the addresses that stand for names; nil is no answer, to what
-// is no query. allowed is asked about a name in lower case without the last dot: what it
-// refuses does not exist (NXDOMAIN; REFUSED would end the search lists of resolvers), with
-// the reason as an extended error.
-func Answer(names *Names, message []byte, allowed func(name string) bool) []byte {
+// Answer answers a query with the addresses that stand for names, or with what the zone looks
+// up outside; nil is no answer, to what is no query. What the zone does not have does not exist
+// (NXDOMAIN; REFUSED would end the search lists of resolvers), with the reason as an extended
+// error. An answer of more than limit bytes is cut, and asked for again over TCP.
+func Answer(ctx context.Context, names *Names, message []byte, zone Zone, limit int) []byte {
 	if len(message) > maxQuery {
 		return nil
 	}
@@ -57,6 +61,9 @@ func Answer(names *Names, message []byte, allowed func(name string) bool) []byte
 	q := questions[0]
 	r.question = &q
 	version := r.readEDNS(&p)
+	if r.limit = limit; limit == udpSize {
+		r.limit = min(limit, max(r.udp, leastUDP))
+	}
 	switch {
 	case version != 0:
 		return r.code(badVersion)
@@ -69,16 +76,22 @@ func Answer(names *Names, message []byte, allowed func(name string) bool) []byte
 	if q.Type == dnsmessage.TypePTR {
 		return r.pointer(names, name)
 	}
-	if !isHost(name) || !allowed(name) {
+	owner := name
+	if serviceTypes[q.Type] {
+		owner = ownerOf(name)
+	}
+	if !isHost(name) || !zone.Allowed(owner) {
 		r.option = &dnsmessage.Option{Code: optionEDE, Data: []byte{0, edeProhibited}}
 		return r.nothing(dnsmessage.RCodeNameError)
+	}
+	if zone.outside(q.Type, owner) {
+		return r.outside(ctx, names, zone, name)
 	}
 	switch q.Type {
 	case dnsmessage.TypeA:
 		addr, ok := names.Addr(name)
 		if !ok {
-			r.option = &dnsmessage.Option{Code: optionEDE, Data: append([]byte{0, edeProhibited}, "too many new names"...)}
-			return r.code(dnsmessage.RCodeServerFailure)
+			return r.tooMany()
 		}
 		return r.record(&dnsmessage.AResource{A: addr.As4()})
 	case dnsmessage.TypeALL: // RFC 8482: one record that says so
@@ -86,7 +99,7 @@ func Answer(names *Names, message []byte, allowed func(name string) bool) []byte
 	case dnsmessage.TypeAAAA, dnsmessage.TypeHTTPS, dnsmessage.TypeSVCB, dnsmessage.TypeCNAME, dnsmessage.TypeMX, dnsmessage.TypeNS,
 		dnsmessage.TypeSOA, dnsmessage.TypeSRV, dnsmessage.TypeTXT, typeCAA:
 		// There is nothing else: IPv6 is not used inside, HTTPS records would bring keys that
-		// hide names from the policy, and the rest would have to be asked for outside.
+		// hide names from the policy, and the rest is asked for outside by policies that say so.
 		return r.nothing(dnsmessage.RCodeSuccess)
 	}
 	return r.code(dnsmessage.RCodeNotImplemented)
@@ -107,6 +120,8 @@ type reply struct {
 	head     dnsmessage.Header
 	question *dnsmessage.Question
 	edns     bool // the query has it, without which no answer may have it
+	udp      int  // bytes that the client takes by datagram; 0: it does not say
+	limit    int  // of bytes
 	option   *dnsmessage.Option
 }
 
@@ -121,7 +136,7 @@ func (r *reply) readEDNS(p *dnsmessage.Parser) (version int) {
 			return 0
 		}
 		if h.Type == dnsmessage.TypeOPT {
-			r.edns = true
+			r.edns, r.udp = true, int(h.Class)
 			return int(h.TTL >> 16 & 0xff)
 		}
 		if p.SkipAdditional() != nil {
@@ -198,6 +213,10 @@ func (r *reply) pack(answers, authorities []dnsmessage.Resource) []byte {
 	}
 	m.RCode &= 0xf // the rest is in the OPT record
 	packed, err := m.Pack()
+	if err == nil && len(packed) > r.limit {
+		m.Truncated, m.Answers = true, nil
+		packed, err = m.Pack()
+	}
 	if err != nil {
 		return nil
 	}

@@ -87,6 +87,11 @@ func allow(names ...string) func(string) bool {
 	}
 }
 
+// answer is that of a zone of names alone, by datagram.
+func answer(t testing.TB, names *dns.Names, message []byte, allowed func(name string) bool) []byte {
+	return dns.Answer(t.Context(), names, message, dns.Zone{Allowed: allowed}, 1232)
+}
+
 func TestAnswer(t *testing.T) {
 	names := dns.NewNames()
 	allowed := allow("good.test", "other.test")
@@ -115,7 +120,7 @@ func TestAnswer(t *testing.T) {
 		{"9.0.18.198.in-addr.arpa.", dnsmessage.TypePTR, -1, "NameError SOA 5"},
 		{"1.0.0.127.in-addr.arpa.", dnsmessage.TypePTR, -1, "NameError SOA 5"},
 	} {
-		m := unpack(t, dns.Answer(names, query(t, c.name, c.kind, c.edns), allowed))
+		m := unpack(t, answer(t, names, query(t, c.name, c.kind, c.edns), allowed))
 		if got := show(m); got != c.want {
 			t.Errorf("%s %v: %s, want %s", c.name, c.kind, got, c.want)
 		}
@@ -134,7 +139,7 @@ func TestWhatIsNoQueryGetsNoAnswer(t *testing.T) {
 	response[2] |= 0x80
 	long := append(bytes.Clone(good), make([]byte, 600)...)
 	for name, message := range map[string][]byte{"nothing": nil, "a short one": good[:11], "a response": response, "a long one": long} {
-		if got := dns.Answer(dns.NewNames(), message, allow("good.test")); got != nil {
+		if got := answer(t, dns.NewNames(), message, allow("good.test")); got != nil {
 			t.Errorf("%s is answered by % x", name, got)
 		}
 	}
@@ -145,7 +150,7 @@ func TestWhatIsNoQueryGetsNoAnswer(t *testing.T) {
 	chaos := bytes.Clone(good)
 	chaos[12+11+2+1] = 3
 	for want, message := range map[string][]byte{"NotImplemented OPT": status, "FormatError": two, "Refused OPT": chaos} {
-		if got := show(unpack(t, dns.Answer(dns.NewNames(), message, allow("good.test")))); got != want {
+		if got := show(unpack(t, answer(t, dns.NewNames(), message, allow("good.test")))); got != want {
 			t.Errorf("got %s, want %s", got, want)
 		}
 	}
@@ -203,18 +208,18 @@ func TestNewNamesOfOneDomainAreLimited(t *testing.T) {
 	if _, ok := names.Addr("other.example.org"); !ok {
 		t.Error("another domain is refused too")
 	}
-	m := unpack(t, dns.Answer(names, query(t, "new.example.com.", dnsmessage.TypeA, 0), func(string) bool { return true }))
+	m := unpack(t, answer(t, names, query(t, "new.example.com.", dnsmessage.TypeA, 0), func(string) bool { return true }))
 	if got := show(m); got != "ServerFailure OPT EDE 18" {
 		t.Error(got)
 	}
 }
 
 func TestResponder(t *testing.T) {
-	r := dns.NewResponder(dns.NewNames(), allow("good.test"), func() bool { return true })
+	r := dns.NewResponder(dns.NewNames(), dns.Zone{Allowed: allow("good.test")}, func() bool { return true })
 	message := query(t, "good.test.", dnsmessage.TypeA, -1)
 	ours, theirs := net.Pipe()
 	ended := make(chan error, 1)
-	go func() { ended <- r.Serve(ours) }()
+	go func() { ended <- r.Serve(t.Context(), ours) }()
 	_ = theirs.SetDeadline(time.Now().Add(10 * time.Second))
 	for range 3 {
 		if _, err := theirs.Write(append([]byte{0, byte(len(message))}, message...)); err != nil {
@@ -239,7 +244,7 @@ func TestResponder(t *testing.T) {
 	// Datagrams above the rate are lost.
 	answered := 0
 	for range 1000 {
-		if r.Answer(message) != nil {
+		if r.Answer(t.Context(), message) != nil {
 			answered++
 		}
 	}
@@ -258,7 +263,7 @@ func FuzzAnswer(f *testing.F) {
 	f.Add([]byte("\x00\x01\x01\x00\x00\x01\x00\x00\x00\x00\x00\x00\xc0\x0c\x00\x01\x00\x01")) // a pointer to itself
 	f.Fuzz(func(t *testing.T, message []byte) {
 		names := dns.NewNames()
-		answer := dns.Answer(names, message, func(name string) bool {
+		answer := answer(t, names, message, func(name string) bool {
 			if name == "" || strings.ToLower(name) != name || strings.ContainsFunc(name, func(r rune) bool { return r <= ' ' || r > '~' }) {
 				t.Errorf("asked about %q", name)
 			}

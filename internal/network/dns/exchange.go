@@ -4,9 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"io"
+	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -23,6 +22,7 @@ import (
 // How long to wait for one resolver, how often all are asked, and the bound of it all.
 const (
 	patience    = 2 * time.Second
+	tlsPatience = 4 * time.Second // with the handshakes of one that is encrypted
 	rounds      = 2
 	maxPatience = 15 * time.Second
 )
@@ -62,10 +62,17 @@ func (u *Upstream) exchange(ctx context.Context, name string, t dnsmessage.Type)
 }
 
 // one asks one resolver: by datagram, and by TCP if the answer does not fit into one.
-func (u *Upstream) one(ctx context.Context, server netip.AddrPort, q dnsmessage.Question) (answer, dnsmessage.RCode, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
+func (u *Upstream) one(ctx context.Context, server *Resolver, q dnsmessage.Question) (answer, dnsmessage.RCode, error) {
+	wait := patience
+	if server.TLS != "" {
+		wait = tlsPatience
+	}
+	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	id := uint16(rand.Uint32()) // together with a random port; the source seeds from the kernel
+	if server.Path != "" {
+		id = 0 // RFC 8484 section 4.1; the connection tells answers apart
+	}
 	var h dnsmessage.ResourceHeader
 	if err := h.SetEDNS0(udpSize, dnsmessage.RCodeSuccess, false); err != nil {
 		return answer{}, 0, err
@@ -78,8 +85,19 @@ func (u *Upstream) one(ctx context.Context, server netip.AddrPort, q dnsmessage.
 	if err != nil {
 		return answer{}, 0, err
 	}
+	if server.TLS != "" {
+		reply, err := server.transact(ctx, message)
+		if err != nil {
+			return answer{}, 0, fmt.Errorf("the resolver %s: %w", server, err)
+		}
+		a, code, truncated, ok := read(reply, q, id)
+		if !ok || truncated {
+			return answer{}, 0, fmt.Errorf("the resolver %s sends no answer to the question", server)
+		}
+		return a, code, nil
+	}
 	for _, network := range [...]string{"udp", "tcp"} {
-		a, code, truncated, err := transact(ctx, network, server, message, q, id)
+		a, code, truncated, err := transact(ctx, network, server.At, message, q, id)
 		if err != nil {
 			return answer{}, 0, err
 		}
@@ -100,15 +118,8 @@ func transact(ctx context.Context, network string, server netip.AddrPort, messag
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	if network == "tcp" {
-		if _, err := conn.Write(append(binary.BigEndian.AppendUint16(nil, uint16(len(message))), message...)); err != nil {
-			return a, 0, false, err
-		}
-		var size [2]byte
-		if _, err := io.ReadFull(conn, size[:]); err != nil {
-			return a, 0, false, err
-		}
-		reply := make([]byte, binary.BigEndian.Uint16(size[:]))
-		if _, err := io.ReadFull(conn, reply); err != nil {
+		reply, err := streamed(conn, message)
+		if err != nil {
 			return a, 0, false, err
 		}
 		a, code, truncated, ok := read(reply, q, id)
@@ -137,17 +148,20 @@ func transact(ctx context.Context, network string, server netip.AddrPort, messag
 const recheck = 5 * time.Second
 
 // hostResolvers reads a resolv.conf(5) whenever it is older than recheck.
-func hostResolvers(path string) func() []netip.AddrPort {
+func hostResolvers(path string) func() []*Resolver {
 	var mu sync.Mutex
-	var servers []netip.AddrPort
+	var servers []*Resolver
 	var readAt time.Time
-	return func() []netip.AddrPort {
+	return func() []*Resolver {
 		mu.Lock()
 		defer mu.Unlock()
 		if time.Since(readAt) > recheck {
 			readAt = time.Now()
 			text, _ := os.ReadFile(path) // none is as good as an empty one
-			servers = parseResolvers(text)
+			servers = nil
+			for _, at := range parseResolvers(text) {
+				servers = append(servers, &Resolver{At: at})
+			}
 		}
 		return servers
 	}

@@ -10,6 +10,7 @@ package dns
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,11 +38,13 @@ type Names struct {
 	addrs   map[string]netip.Addr
 	names   []string // by the number of their address
 	budgets map[string]*rate.Limiter
+	asked   map[string]bool         // names that were looked up outside
+	real    map[netip.Addr][]string // that were told, with their names, the last one that was asked for first
 }
 
 // NewNames returns an empty set.
 func NewNames() *Names {
-	return &Names{addrs: map[string]netip.Addr{}, budgets: map[string]*rate.Limiter{}}
+	return &Names{addrs: map[string]netip.Addr{}, budgets: map[string]*rate.Limiter{}, asked: map[string]bool{}, real: map[netip.Addr][]string{}}
 }
 
 // Addr returns the address that stands for a name, which is in lower case without a last
@@ -78,17 +81,64 @@ func (n *Names) affords(name string) bool {
 	return budget.Allow()
 }
 
-// Name returns the name that an address stands for; "" when it stands for none.
+// Name returns the name that an address stands for; "" when it stands for none. Of several
+// that share a real address it is the one that was asked for last.
 func (n *Names) Name(addr netip.Addr) string {
-	if !InPool(addr) {
-		return ""
-	}
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if i := index(addr); i >= 1 && i <= len(n.names) {
-		return n.names[i-1]
+	if all := n.All(addr); len(all) > 0 {
+		return all[0]
 	}
 	return ""
+}
+
+// All returns the names that an address stands for: one at most, if it is not a real one.
+func (n *Names) All(addr netip.Addr) []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !InPool(addr) {
+		return slices.Clone(n.real[addr])
+	}
+	if i := index(addr); i >= 1 && i <= len(n.names) {
+		return n.names[i-1 : i : i]
+	}
+	return nil
+}
+
+// Bounds of what is kept of real addresses.
+const (
+	maxReal   = 1 << 16
+	maxShared = 16 // names of one address
+)
+
+// ask says whether a name may be looked up outside, and takes a new one off the budget of its
+// domain.
+func (n *Names) ask(name string) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.asked[name] {
+		return true
+	}
+	if len(n.asked) >= poolSize || !n.affords(name) {
+		return false
+	}
+	n.asked[name] = true
+	return true
+}
+
+// learn keeps the real addresses of a name, and returns those that are kept. There is nothing
+// but IPv4 inside.
+func (n *Names) learn(name string, found []netip.Addr) (told []netip.Addr) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, addr := range found {
+		all, known := n.real[addr]
+		if !addr.Is4() || InPool(addr) || !known && len(n.real) >= maxReal {
+			continue
+		}
+		all = append([]string{name}, slices.DeleteFunc(slices.Clone(all), func(other string) bool { return other == name })...)
+		n.real[addr] = all[:min(len(all), maxShared)]
+		told = append(told, addr)
+	}
+	return told
 }
 
 // InPool says whether an address can only stand for a name.

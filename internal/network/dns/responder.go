@@ -1,8 +1,10 @@
 package dns
 
 import (
+	"context"
 	"encoding/binary"
 	"io"
+	"math"
 	"net"
 	"time"
 
@@ -19,29 +21,29 @@ const (
 // Responder answers all queries of one sandbox, whatever server they are for, as often as it
 // may ask. Its methods are safe for concurrent use.
 type Responder struct {
-	names   *Names
-	allowed func(name string) bool
-	admits  func() bool
-	rate    *rate.Limiter
+	names  *Names
+	zone   Zone
+	admits func() bool
+	rate   *rate.Limiter
 }
 
-// NewResponder makes one; allowed is as for Answer, and admits says whether the sandbox may
-// ask now: what it may not gets no answer.
-func NewResponder(names *Names, allowed func(name string) bool, admits func() bool) *Responder {
-	return &Responder{names: names, allowed: allowed, admits: admits, rate: rate.NewLimiter(queryRate, queryBurst)}
+// NewResponder makes one. admits says whether the sandbox may ask now: what it may not gets no
+// answer.
+func NewResponder(names *Names, zone Zone, admits func() bool) *Responder {
+	return &Responder{names: names, zone: zone, admits: admits, rate: rate.NewLimiter(queryRate, queryBurst)}
 }
 
 // Answer answers one datagram; nil is no answer, which the sandbox asks for again later.
-func (r *Responder) Answer(message []byte) []byte {
+func (r *Responder) Answer(ctx context.Context, message []byte) []byte {
 	if !r.rate.Allow() || !r.admits() {
 		return nil
 	}
-	return Answer(r.names, message, r.allowed)
+	return Answer(ctx, r.names, message, r.zone, udpSize)
 }
 
 // Serve answers the queries on a TCP connection to port 53 (RFC 7766), until the sandbox
 // ends it, is silent, or asks what is no query.
-func (r *Responder) Serve(conn net.Conn) error {
+func (r *Responder) Serve(ctx context.Context, conn net.Conn) error {
 	defer conn.Close()
 	var message [2 + maxQuery]byte
 	for {
@@ -65,7 +67,8 @@ func (r *Responder) Serve(conn net.Conn) error {
 		if !r.admits() {
 			return nil
 		}
-		answer := Answer(r.names, message[2:2+n], r.allowed)
+		_ = conn.SetDeadline(time.Now().Add(maxPatience + tcpIdle))
+		answer := Answer(ctx, r.names, message[2:2+n], r.zone, math.MaxUint16)
 		if answer == nil {
 			return nil
 		}

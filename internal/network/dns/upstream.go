@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -27,23 +28,30 @@ const maxChain = 8
 // Upstream asks resolvers for the real addresses of names. It looks into no hosts file and
 // no search list. Its methods are safe for concurrent use.
 type Upstream struct {
-	servers func() []netip.AddrPort
+	servers func() []*Resolver
 	group   singleflight.Group
 
 	mu   sync.Mutex
-	kept map[string]kept
+	kept map[asked]kept
+}
+
+// asked is a question: of type 0 for the addresses of both kinds.
+type asked struct {
+	name string
+	t    dnsmessage.Type
 }
 
 type kept struct {
-	addrs []netip.Addr
-	err   error
-	until time.Time
+	addrs   []netip.Addr
+	records []dnsmessage.Resource
+	err     error
+	until   time.Time
 }
 
 // NewUpstream uses the resolvers given, or those of /etc/resolv.conf, as it is at the time,
 // when there are none.
-func NewUpstream(resolvers []netip.AddrPort) *Upstream {
-	u := &Upstream{kept: map[string]kept{}, servers: func() []netip.AddrPort { return resolvers }}
+func NewUpstream(resolvers []*Resolver) *Upstream {
+	u := &Upstream{kept: map[asked]kept{}, servers: func() []*Resolver { return resolvers }}
 	if len(resolvers) == 0 {
 		u.servers = hostResolvers("/etc/resolv.conf")
 	}
@@ -53,38 +61,58 @@ func NewUpstream(resolvers []netip.AddrPort) *Upstream {
 // Lookup returns the addresses of a name, none of them judged. Kinds: NotFound (no such
 // name, or one without an address), Unavailable.
 func (u *Upstream) Lookup(ctx context.Context, name string) ([]netip.Addr, error) {
+	k := u.once(ctx, asked{name: name}, func(ctx context.Context) kept { return u.ask(ctx, name) })
+	return k.addrs, k.err
+}
+
+// Records returns the records of a type, not one of addresses, that a name has, or that the
+// name has which it is an alias of. Who owns them is not said. Kinds: as of Lookup; a name
+// without such a record is no error.
+func (u *Upstream) Records(ctx context.Context, name string, t dnsmessage.Type) ([]dnsmessage.Resource, error) {
+	k := u.once(ctx, asked{name, t}, func(ctx context.Context) kept {
+		a, err := u.follow(ctx, name, t)
+		keep := min(max(a.ttl, minKeep), maxKeep)
+		if len(a.records) == 0 {
+			keep = keepMissing
+		}
+		return kept{records: a.records, err: err, until: time.Now().Add(keep)}
+	})
+	return slices.Clone(k.records), k.err // the caller changes the headers
+}
+
+// once asks, unless the answer is kept or somebody else is asking.
+func (u *Upstream) once(ctx context.Context, q asked, ask func(context.Context) kept) kept {
 	u.mu.Lock()
-	k, ok := u.kept[name]
+	k, ok := u.kept[q]
 	u.mu.Unlock()
 	if ok && time.Now().Before(k.until) {
-		return k.addrs, k.err
+		return k
 	}
 	// Who asked first may lose patience before those who joined: the question goes on.
-	result := u.group.DoChan(name, func() (any, error) {
+	result := u.group.DoChan(q.name+" "+q.t.String(), func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), maxPatience)
 		defer cancel()
-		k := u.ask(ctx, name)
+		k := ask(ctx)
 		if berm.KindOf(k.err) != berm.Unavailable {
-			u.keep(name, k)
+			u.keep(q, k)
 		}
 		return k, nil
 	})
 	select {
 	case r := <-result:
-		k := r.Val.(kept)
-		return k.addrs, k.err
+		return r.Val.(kept)
 	case <-ctx.Done():
-		return nil, berm.Errorf(berm.Unavailable, "resolve %s: %w", name, ctx.Err())
+		return kept{err: berm.Errorf(berm.Unavailable, "resolve %s: %w", q.name, ctx.Err())}
 	}
 }
 
-func (u *Upstream) keep(name string, k kept) {
+func (u *Upstream) keep(q asked, k kept) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.kept) >= maxKept {
 		clear(u.kept)
 	}
-	u.kept[name] = k
+	u.kept[q] = k
 }
 
 // ask asks for both kinds of addresses at the same time. One of them is enough.
@@ -125,9 +153,10 @@ func (u *Upstream) ask(ctx context.Context, name string) kept {
 
 // answer is what resolvers know about a name.
 type answer struct {
-	addrs []netip.Addr
-	ttl   time.Duration
-	alias string // where the chain ends, if it ends without an address
+	addrs   []netip.Addr
+	records []dnsmessage.Resource // of another type
+	ttl     time.Duration
+	alias   string // where the chain ends, if it ends without an address or record
 }
 
 // follow asks for one type, and again where a chain of aliases is given in parts.
@@ -139,7 +168,7 @@ func (u *Upstream) follow(ctx context.Context, name string, t dnsmessage.Type) (
 			return answer{}, err
 		}
 		ttl = min(ttl, a.ttl)
-		if a.alias == "" || len(a.addrs) > 0 {
+		if a.alias == "" || len(a.addrs)+len(a.records) > 0 {
 			a.ttl = ttl
 			return a, nil
 		}
@@ -148,8 +177,11 @@ func (u *Upstream) follow(ctx context.Context, name string, t dnsmessage.Type) (
 	return answer{}, berm.Errorf(berm.NotFound, "the name %s leads through more than %d aliases", name, maxChain)
 }
 
-// read takes the answer to a question out of a message that a resolver sent: the addresses
-// at the end of the chain of aliases that begins at the name, whatever else is in it.
+// isMissing says whether there is no such name.
+func isMissing(err error) bool { return err != nil && berm.KindOf(err) == berm.NotFound }
+
+// read takes the answer to a question out of a message that a resolver sent: the addresses, or
+// the records, at the end of the chain of aliases that begins at the name, whatever else is in it.
 func read(message []byte, q dnsmessage.Question, id uint16) (a answer, code dnsmessage.RCode, truncated, ok bool) {
 	var p dnsmessage.Parser
 	head, err := p.Start(message)
@@ -165,6 +197,7 @@ func read(message []byte, q dnsmessage.Question, id uint16) (a answer, code dnsm
 	}
 	aliases := map[string]string{}
 	addrs := map[string][]netip.Addr{}
+	records := map[string][]dnsmessage.Resource{}
 	ttls := map[string]time.Duration{}
 	for {
 		h, err := p.AnswerHeader()
@@ -182,6 +215,10 @@ func read(message []byte, q dnsmessage.Question, id uint16) (a answer, code dnsm
 		switch {
 		case h.Class != dnsmessage.ClassINET:
 			err = p.SkipAnswer()
+		case h.Type == q.Type && q.Type != dnsmessage.TypeA && q.Type != dnsmessage.TypeAAAA:
+			var r dnsmessage.Resource
+			r, err = p.Answer()
+			records[owner] = append(records[owner], r)
 		case h.Type == dnsmessage.TypeCNAME:
 			var r dnsmessage.CNAMEResource
 			r, err = p.CNAMEResource()
@@ -211,6 +248,10 @@ func read(message []byte, q dnsmessage.Question, id uint16) (a answer, code dnsm
 			a.addrs, a.alias = found[:min(len(found), maxAddrs)], ""
 			return a, 0, false, true
 		}
+		if found := records[name]; len(found) > 0 {
+			a.records, a.alias = found[:min(len(found), maxAddrs)], ""
+			return a, 0, false, true
+		}
 		next, ok := aliases[name]
 		if !ok {
 			return a, 0, false, true
@@ -220,7 +261,7 @@ func read(message []byte, q dnsmessage.Question, id uint16) (a answer, code dnsm
 	return answer{}, dnsmessage.RCodeServerFailure, false, true
 }
 
-// maxAddrs is how many addresses of a name are used.
+// maxAddrs is how many addresses or records of a name are used.
 const maxAddrs = 32
 
 func sameQuestion(a, b dnsmessage.Question) bool {

@@ -137,7 +137,7 @@ func TestLookup(t *testing.T) {
 			m.RCode = dnsmessage.RCodeServerFailure
 		}
 	})
-	u := NewUpstream([]netip.AddrPort{at})
+	u := NewUpstream([]*Resolver{{At: at}})
 	ctx := context.Background()
 	for name, want := range map[string]string{
 		"both.test":  "[2001:db8::1 192.0.2.1 192.0.2.2]",
@@ -190,10 +190,10 @@ func TestAnswersAreKeptForTheirTime(t *testing.T) {
 			addRecord(m, "real.test", "192.0.2.1", 100)
 		}
 	})
-	u := NewUpstream([]netip.AddrPort{at})
+	u := NewUpstream([]*Resolver{{At: at}})
 	for name, want := range map[string]time.Duration{"short.test": minKeep, "long.test": maxKeep, "alias.test": 20 * time.Second, "none.test": keepMissing} {
 		_, _ = u.Lookup(context.Background(), name)
-		if got := time.Until(u.kept[name].until); got > want || got < want-2*time.Second {
+		if got := time.Until(u.kept[asked{name: name}].until); got > want || got < want-2*time.Second {
 			t.Errorf("%s is kept for %v, want %v", name, got, want)
 		}
 	}
@@ -207,11 +207,11 @@ func TestAnotherResolverIsAsked(t *testing.T) {
 		}
 	})
 	nobody := netip.MustParseAddrPort("127.0.0.1:1")
-	u := NewUpstream([]netip.AddrPort{broken, nobody, good})
+	u := NewUpstream([]*Resolver{{At: broken}, {At: nobody}, {At: good}})
 	if got, err := u.Lookup(context.Background(), "x.test"); fmt.Sprint(got) != "[192.0.2.1]" {
 		t.Errorf("%v, %v", got, err)
 	}
-	u = NewUpstream([]netip.AddrPort{nobody})
+	u = NewUpstream([]*Resolver{{At: nobody}})
 	if _, err := u.Lookup(context.Background(), "x.test"); berm.KindOf(err) != berm.Unavailable {
 		t.Errorf("with no resolver: %v", err)
 	}

@@ -144,9 +144,7 @@ var wrong = egress.Policy{JSON: []byte(`{"version":2}`), Source: "p"}
 func TestServiceRefusesWhatItCannotKeep(t *testing.T) {
 	s, _ := newService(t)
 	for document, kind := range map[string]berm.Kind{
-		`{"version":2}`:                       berm.Invalid,
-		`{"version":1,"dns":{"mode":"real"}}`: berm.Unsupported,
-		`{"version":1,"rules":[{"to":["example.com"],"dns_types":["TXT"]}]}`:           berm.Unsupported,
+		`{"version":2}`: berm.Invalid,
 		`{"version":1,"rules":[{"to":["example.com"],"tls":"passthrough","http":{}}]}`: berm.Invalid,
 	} {
 		if err := attach(t, s, egress.Policy{JSON: []byte(document), Source: "p"}); err == nil || berm.KindOf(err) != kind {

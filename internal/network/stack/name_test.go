@@ -33,7 +33,7 @@ func TestANameFromTheQueryToTheConnection(t *testing.T) {
 		}
 	}()
 	names := dns.NewNames()
-	answers := dns.NewResponder(names, func(name string) bool { return name == "good.test" }, func() bool { return true })
+	answers := dns.NewResponder(names, dns.Zone{Allowed: func(name string) bool { return name == "good.test" }}, func() bool { return true })
 	lookups := make(chan string, 10)
 	dialer := &dns.Dialer{
 		Lookup: func(_ context.Context, name string) ([]netip.Addr, error) {
@@ -44,10 +44,10 @@ func TestANameFromTheQueryToTheConnection(t *testing.T) {
 		Check: func(netip.AddrPort) error { return nil },
 	}
 	j := &judge{
-		query: func(_ netip.Addr, m []byte) []byte { return answers.Answer(m) },
+		query: func(_ netip.Addr, m []byte) []byte { return answers.Answer(t.Context(), m) },
 		tcp: func(ctx context.Context, f *stack.Flow) func(stack.Conn) {
 			if f.Destination.Port() == 53 {
-				return func(c stack.Conn) { _ = answers.Serve(c) }
+				return func(c stack.Conn) { _ = answers.Serve(ctx, c) }
 			}
 			name := names.Name(f.Destination.Addr())
 			if name == "" {

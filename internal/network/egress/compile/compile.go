@@ -4,15 +4,13 @@ package compile
 import (
 	"os"
 
-	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/trust"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
-// Policy makes a policy of the form in which it came. Kinds: Invalid; Unsupported for what the
-// services cannot keep.
+// Policy makes a policy of the form in which it came. Kinds: Invalid.
 func Policy(source egress.Policy) (*policy.Policy, error) {
 	p := &policy.Policy{}
 	var err error
@@ -45,7 +43,7 @@ func Policy(source egress.Policy) (*policy.Policy, error) {
 		}
 		p.Attach = append(p.Attach, attachment)
 	}
-	return p, enforceable(p)
+	return p, nil
 }
 
 // Credentials are the ids of those that a policy wants.
@@ -57,22 +55,6 @@ func Credentials(p *policy.Policy) (ids []string) {
 		ids = append(ids, p.Rules[i].Attach...)
 	}
 	return ids
-}
-
-// enforceable refuses what a policy asks for and nobody here would keep.
-func enforceable(p *policy.Policy) error {
-	cannot := func(what string) error {
-		return berm.Errorf(berm.Unsupported, "this version cannot enforce %s of a network policy", what).WithHint("leave it out; what cannot be kept is not accepted")
-	}
-	if p.DNS.Real || len(p.DNS.Types) > 0 {
-		return cannot("dns: mode and types")
-	}
-	for i := range p.Rules {
-		if len(p.Rules[i].DNSTypes) > 0 {
-			return cannot("dns_types:")
-		}
-	}
-	return nil
 }
 
 // Trust says what has to be trusted inside, where the programs are those of a root, or, when

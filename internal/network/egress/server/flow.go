@@ -34,9 +34,11 @@ type flow struct {
 	judge    *policy.Evaluator // whose verdict it is
 	brokered *egress.Wire      // by which it was handed over; under the sandbox's lock
 	endpoint string            // by whose name it was asked for
-	yes      string            // the rule whose question was answered for this flow alone
-	use      *quota.Use        // of the policy's limits
-	timer    *time.Timer       // at the end of its time; nil: it has no end; under the sandbox's lock
+	// candidates are the names of a real address that several share; nil else.
+	candidates []string
+	yes        string      // the rule whose question was answered for this flow alone
+	use        *quota.Use  // of the policy's limits
+	timer      *time.Timer // at the end of its time; nil: it has no end; under the sandbox's lock
 
 	mu      sync.Mutex
 	address string          // that was dialed
@@ -97,7 +99,9 @@ func (f *flow) unreach(err error) {
 func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Proto) *flow {
 	destination := inside.Destination
 	host, port, endpoint := policy.AddrHost(destination.Addr()), destination.Port(), ""
-	if name := x.names.Name(destination.Addr()); name != "" {
+	candidates := x.names.All(destination.Addr())
+	if len(candidates) > 0 {
+		name := candidates[0]
 		if e, ok := x.endpoint(name); ok && port == 80 && proto == policy.TCP {
 			endpoint, name, port = name, e.Host, e.Port
 		}
@@ -109,10 +113,25 @@ func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Pr
 	}
 	question := policy.Flow{Host: host, Port: port, Proto: proto, Time: time.Now(), Spent: x.isSpent}
 	f := &flow{inside: inside, question: question, endpoint: endpoint}
+	if len(candidates) > 1 {
+		f.candidates = candidates
+	}
 	// Under the lock, so that a policy that comes meanwhile judges it again, and a rule for
 	// one flow is for one.
 	x.mu.Lock()
 	v := x.decide(question, "")
+	for _, name := range f.candidates { // of several names of a real address, one that may be meant
+		if v.Action != policy.Deny {
+			break
+		}
+		if host, err := policy.ParseHost(name); err == nil {
+			other := question
+			other.Host = host
+			if w := x.decide(other, ""); w.Action != policy.Deny {
+				v, question, f.question = w, other, other
+			}
+		}
+	}
 	for v.Action == policy.Ask {
 		x.mu.Unlock()
 		v, f.yes = x.await(ctx, question, v)
@@ -255,7 +274,7 @@ func (x *sandbox) record(f *flow) {
 // server it is for.
 func (x *sandbox) TCP(ctx context.Context, inside *stack.Flow) func(stack.Conn) {
 	if inside.Destination.Port() == 53 {
-		return func(conn stack.Conn) { _ = x.responder.Serve(conn) }
+		return func(conn stack.Conn) { _ = x.responder.Serve(ctx, conn) }
 	}
 	f := x.begin(ctx, inside, policy.TCP)
 	if f == nil {
@@ -314,6 +333,9 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 	if err != nil {
 		return err
 	}
+	if hello != nil {
+		x.choose(f, hello.ServerName)
+	}
 	if v := f.verdict.DecideTLS(hello); v.Action != policy.Allow {
 		f.deny(v)
 		return errDenied
@@ -330,6 +352,31 @@ func (x *sandbox) named(ctx context.Context, f *flow, conn stack.Conn) error {
 	}
 	defer outside.Close()
 	return stack.Splice(ahead, outside.(stack.Conn))
+}
+
+// choose makes a flow to a real address that several names share one to the name that the
+// client asks for, if that is one of them and the policy has nothing against it.
+func (x *sandbox) choose(f *flow, name string) {
+	if !slices.Contains(f.candidates, name) || name == f.question.Host.Name() {
+		return
+	}
+	host, err := policy.ParseHost(name)
+	if err != nil {
+		return
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	question := f.question
+	question.Host = host
+	v := x.decide(question, "")
+	if v.Action != policy.Allow || v.Match != nil && v.Match.Once || inspects(v) && x.ca == nil && x.broker == nil {
+		return // DecideTLS tells that it is another name
+	}
+	f.mu.Lock()
+	f.question, f.verdict, f.judge = question, v, x.policy
+	f.mu.Unlock()
+	f.use.Move(v.Rule)
+	f.time()
 }
 
 // look passes HTTP on, each request of which is judged: it must be for the flow's name, and be

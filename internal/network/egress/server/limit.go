@@ -26,7 +26,10 @@ func (f *flow) meter(ctx context.Context, up bool, n int) error {
 // exceed ends the flow if an error is about a limit.
 func (f *flow) exceed(err error) {
 	if limit := (*quota.Exceeded)(nil); errors.As(err, &limit) {
-		f.deny(beyond(f.verdict, limit))
+		f.mu.Lock()
+		v := f.verdict // which may be that of another name now
+		f.mu.Unlock()
+		f.deny(beyond(v, limit))
 		f.inside.Reset()
 	}
 }

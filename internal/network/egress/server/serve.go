@@ -76,8 +76,8 @@ func (x *sandbox) pass() {
 
 // Config is what the service is started with.
 type Config struct {
-	Resolvers []netip.AddrPort // that names are asked of; none uses those of /etc/resolv.conf
-	Flows     int              // of all sandboxes at a time; 0 is as many as each may have
+	Resolvers []*dns.Resolver // that names are asked of; none uses those of /etc/resolv.conf
+	Flows     int             // of all sandboxes at a time; 0 is as many as each may have
 }
 
 // Serve attends the sandboxes whose connections come over hub, one descriptor with each
@@ -199,7 +199,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
 	x.answers = ask.New(x.rejudgeAll)
-	x.responder = dns.NewResponder(x.names, x.resolves, x.admits)
+	x.responder = dns.NewResponder(x.names, dns.Zone{Allowed: x.resolves, Outside: x.asksOutside, Real: x.isReal, Told: x.told, Upstream: s.up}, x.admits)
 	s.flows.join(x)
 	if warnings, err = x.set(o); err == nil {
 		if door != nil {
@@ -278,6 +278,7 @@ type sandbox struct {
 	policy    *policy.Evaluator
 	endpoints map[string]egress.Endpoint // of the broker's, by name
 	upstream  *upstream.Route            // of the policy
+	real      bool                       // names have their real addresses
 	asks      bool                       // some rule does
 	spent     map[string]bool            // rules for one flow that were used
 	live      map[*flow]struct{}
@@ -314,7 +315,7 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 		x.endpoints[e.Name] = e
 	}
 	x.quota.Set(p)
-	x.asks = p.Asks()
+	x.asks, x.real = p.Asks(), p.DNS.Real
 	for f := range x.live {
 		x.rejudge(f)
 	}
@@ -375,8 +376,8 @@ func (x *sandbox) close() {
 }
 
 // Query answers one DNS message.
-func (x *sandbox) Query(_ context.Context, _ netip.Addr, message []byte) []byte {
-	return x.responder.Answer(message)
+func (x *sandbox) Query(ctx context.Context, _ netip.Addr, message []byte) []byte {
+	return x.responder.Answer(ctx, message)
 }
 
 // resolves says whether there is a name for the sandbox.
@@ -390,6 +391,25 @@ func (x *sandbox) resolves(name string) bool {
 		x.events.add(egress.Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
 	}
 	return allowed
+}
+
+// asksOutside says whether records of a type are looked up for a name.
+func (x *sandbox) asksOutside(name, recordType string) bool {
+	host, err := policy.ParseHost(name)
+	return err == nil && x.evaluator().Resolves(host, recordType, time.Now())
+}
+
+// isReal says whether names have their real addresses.
+func (x *sandbox) isReal() bool {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.real
+}
+
+// told are the addresses of a name that the sandbox may know: none that is denied whatever a
+// policy says.
+func (x *sandbox) told(found []netip.Addr) []netip.Addr {
+	return slices.DeleteFunc(slices.Clone(found), func(a netip.Addr) bool { return x.table.Judge(a).Denied() })
 }
 
 // Limited tells of a flow that a limit refused.

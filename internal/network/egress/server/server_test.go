@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/link/linktest"
 )
@@ -65,7 +66,7 @@ func internet(t *testing.T) *Server {
 	web := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { fmt.Fprint(w, r.Host) })}
 	go func() { _ = web.Serve(l) }()
 	t.Cleanup(func() { web.Close() })
-	s, err := New(Config{Resolvers: []netip.AddrPort{resolver(t)}})
+	s, err := New(Config{Resolvers: []*dns.Resolver{{At: resolver(t)}}})
 	if err != nil {
 		t.Fatal(err)
 	}
