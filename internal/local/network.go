@@ -48,6 +48,8 @@ type online struct {
 
 	mu        sync.Mutex
 	link      *egress.Link
+	again     func() error // gives the link to another service; nil when that cannot be
+	remade    int
 	door      *asking.Door // nil: no rule asks
 	denied    []egress.Event
 	unreached []egress.Event
@@ -73,7 +75,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	o := &online{ctx: ctx, task: t, journal: journal, cancel: cancel}
-	conn, err := t.Network.Start(o.ended("the command has no network any more"))
+	conn, err := t.Network.Start(o.lost)
 	if err != nil {
 		cancel(nil)
 		return Result{}, err
@@ -134,6 +136,10 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 		}
 		o.mu.Lock()
 		o.link = link
+		if err == nil && broker == nil && trust == nil && !link.Asks() {
+			// What programs trust, and answers, are with the process that was.
+			o.again = func() error { return o.attach(r, policy, f) }
+		}
 		o.mu.Unlock()
 		attached <- err
 	}
@@ -224,12 +230,57 @@ func isRegular(path string, programs *root.Root) bool {
 func (o *online) finish() {
 	o.mu.Lock()
 	link := o.link
+	if link != nil {
+		o.cancel(nil) // what ends from now on was to end
+	}
 	o.mu.Unlock()
-	if link == nil {
+	if link != nil {
+		finish(link)
+	}
+}
+
+// mostRemade bounds how many network services take the place of others in one run.
+const mostRemade = 5
+
+// lost has another network service take the place of one that ended, and tells it.
+func (o *online) lost(err error) {
+	o.mu.Lock()
+	again := o.again
+	if o.remade++; o.remade > mostRemade {
+		again = nil
+	}
+	o.mu.Unlock()
+	if o.ctx.Err() != nil {
 		return
 	}
-	o.cancel(nil) // what ends from now on was to end
-	finish(link)
+	so := "the command has no network any more"
+	if again != nil {
+		if failed := again(); failed == nil {
+			so = "another one took its place"
+		} else {
+			so += ": " + failed.Error()
+		}
+	}
+	o.ended(so)(err)
+}
+
+// attach gives the link to a new network service, with the policy that the first one had.
+func (o *online) attach(r *Request, policy egress.Policy, f *os.File) error {
+	conn, err := o.task.Network.Start(o.lost)
+	if err != nil {
+		return err
+	}
+	link, _, err := egress.Attach(o.ctx, conn, r.ID, f, nil, policy, o.task.Network.Open, o.event)
+	if err != nil {
+		return err
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.ctx.Err() != nil {
+		return link.Close()
+	}
+	o.link = link
+	return nil
 }
 
 // mask takes out of what is recorded and told so far what the broker alone knows as secrets.

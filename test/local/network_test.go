@@ -1,12 +1,17 @@
 package local
 
 import (
+	"bufio"
+	"bytes"
 	"encoding/json"
+	"io"
 	"os"
 	"os/exec"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // online runs a test as a user who has the test's internet.
@@ -134,6 +139,41 @@ func TestLastDenialIsTold(t *testing.T) {
 		}
 		if record := p.read(".local/state/berm/audit/log.jsonl"); strings.Count(record, `"net.flow"`) < 5 {
 			t.Errorf("the record has %d flows", strings.Count(record, `"net.flow"`))
+		}
+	})
+}
+
+// When the network service dies, another one takes its place, with the same policy.
+func TestServiceDies(t *testing.T) {
+	online(t, func(p *person) {
+		cmd := p.command("run", "--rw", ".", "--allow", "www.example", "--open", opened, "--", "sh", "-c",
+			"curl -sS -m 20 http://www.example/a; echo; until test -e go; do sleep 0.1; done; curl -sS -m 20 http://www.example/b; echo; curl -sS -m 20 http://other.example/c || echo none")
+		out, err := cmd.StdoutPipe()
+		p.must(err)
+		var stderr bytes.Buffer
+		cmd.Stderr = &stderr
+		p.must(cmd.Start())
+		defer func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }()
+		lines := bufio.NewReader(out)
+		if line, err := lines.ReadString('\n'); err != nil || line != "GET www.example /a\n" {
+			p.Fatalf("%q, %v", line, err)
+		}
+		for _, process := range below(cmd.Process.Pid) {
+			if strings.Contains(process.cmdline, "\x00egressd\x00") {
+				p.must(syscall.Kill(process.pid, syscall.SIGKILL))
+			}
+		}
+		time.Sleep(500 * time.Millisecond)
+		p.write("project/go", "")
+		rest, _ := io.ReadAll(lines)
+		_ = cmd.Wait()
+		if !strings.Contains(string(rest), "GET www.example /b\n") || !strings.Contains(string(rest), "none\n") || strings.Contains(string(rest), "/c") {
+			t.Errorf("%q", rest)
+		}
+		for _, want := range []string{"the network service ended: signal: killed; another one took its place", "denied: other.example (not_listed)"} {
+			if !strings.Contains(stderr.String(), want) {
+				t.Errorf("no %q in %s", want, stderr.String())
+			}
 		}
 	})
 }
