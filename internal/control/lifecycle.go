@@ -119,10 +119,10 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	}
 	if spec.Link {
 		cu.Add(func() { m.forgetKept(&s.info) })
+		cu.Add(s.offline) // the broker may know it when the service does not take it
 		if err := s.goOnline(ctx, allowed, fields, r.Network.EgressProxy); err != nil {
 			return Sandbox{}, err
 		}
-		cu.Add(s.offline)
 		step("network")
 	}
 	s.become(berm.Running)

@@ -151,6 +151,24 @@ func TestCreateWithoutTheService(t *testing.T) {
 	if left, _ := w.engine.List(t.Context()); len(left) > 0 {
 		t.Errorf("left: %v", left)
 	}
+	// Nor does the broker go on to know it, or to keep what is for it.
+	_, err = w.Create(t.Context(), CreateRequest{Template: "base", Timeout: time.Minute, Network: Network{
+		Transforms: map[string][]policy.E2BTransform{"a.example": {{Headers: map[string]string{"X-Key": "value"}}}},
+	}})
+	wantKind(t, err, berm.Unavailable)
+	b := w.Egress.Broker.(broker)
+	if l := b.Link(w.engine.Specs[len(w.engine.Specs)-1].ID); l == nil {
+		t.Error("the broker was not asked")
+	} else {
+		select {
+		case <-l.Done():
+		default:
+			t.Error("the broker knows a sandbox that was not made")
+		}
+	}
+	if kept, _ := b.Keeps(t.Context()); len(kept) > 0 {
+		t.Errorf("kept of %v", kept)
+	}
 }
 
 func TestSetPolicy(t *testing.T) {
