@@ -288,6 +288,13 @@ func (x *sandbox) change(o egress.Order) (answer egress.Answer, err error) {
 	if len(o.Mask) > 0 {
 		return egress.Answer{Done: true, Masked: x.credentials.Mask(o.Mask)}, nil
 	}
+	if o.MaskStream {
+		conn, err := egress.Conn(x.wire.File())
+		if err == nil {
+			go x.maskStream(conn)
+		}
+		return egress.Answer{Done: true}, err
+	}
 	var door *os.File
 	if o.Door {
 		if door = x.wire.File(); door == nil {

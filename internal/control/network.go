@@ -52,6 +52,9 @@ type Service interface {
 type Link interface {
 	Set(ctx context.Context, p egress.Policy) (warnings []string, err error)
 	Door(ctx context.Context, p egress.Policy, door *os.File) (warnings []string, err error)
+	// MaskStream, of a link to the Broker, sends back what comes over a connection without
+	// secrets.
+	MaskStream(ctx context.Context, conn *os.File) error
 	Reply(ctx context.Context, r egress.Reply) error
 	Done() <-chan struct{}
 	Finish(ctx context.Context)

@@ -133,7 +133,7 @@ func (s *Set) attach(f Flow, out *http.Request) (*Filter, *Refusal) {
 	for _, name := range []string{"Range", "If-Range", "Sec-Websocket-Extensions"} {
 		out.Header.Del(name)
 	}
-	filter := &Filter{set: s, flow: f, method: out.Method, ctx: out.Context(), stream: stream{matcher: st.replies}}
+	filter := &Filter{set: s, what: Echo, flow: f, method: out.Method, ctx: out.Context(), stream: stream{matcher: st.replies}}
 	for _, u := range uses {
 		filter.block = filter.block || u.Response == Block
 	}

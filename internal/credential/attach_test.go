@@ -219,7 +219,7 @@ func TestMask(t *testing.T) {
 	for range 2 {
 		for _, text := range texts {
 			masked := string(s.Mask([]byte(`{"a":"` + text + `"}`)))
-			if len(masked) != len(text)+8 || !strings.HasPrefix(masked, `{"a":"`) || !strings.HasSuffix(masked, `"}`) || strings.Count(masked, "*") < len(tokenSecret) {
+			if len(masked) != len(text)+8 || !strings.HasPrefix(masked, `{"a":"`) || !strings.HasSuffix(masked, `"}`) || strings.Count(masked, "*") < len(tokenSecret) && strings.Count(masked, "Kioq") < len(tokenSecret)/3-1 {
 				t.Errorf("%s: %s", text, masked)
 			}
 		}

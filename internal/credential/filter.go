@@ -13,6 +13,7 @@ import (
 // methods are called by one goroutine.
 type Filter struct {
 	set    *Set
+	what   EventType // that is told of what is found
 	flow   Flow
 	method string
 	ctx    context.Context // of the request; nil when it is no reply
@@ -29,7 +30,7 @@ func (s *Set) Filter() *Filter {
 	if st == nil || len(st.replies.needles) == 0 {
 		return nil
 	}
-	return &Filter{set: s, stream: stream{matcher: st.replies}}
+	return &Filter{set: s, what: Leaked, stream: stream{matcher: st.replies}}
 }
 
 // Mask masks every secret of the sandbox's bindings in a text, such as a record, which keeps
@@ -93,12 +94,15 @@ func (f *Filter) Body(dst, piece []byte, last bool) ([]byte, error) {
 	return dst, nil
 }
 
+// Holds says whether something is kept back.
+func (f *Filter) Holds() bool { return len(f.stream.held) > 0 }
+
 // echo tells once that a reply held a secret. The error is nil when it is masked.
 func (f *Filter) echo(n *needle) error {
 	if !f.told {
 		f.told = true
 		// The reply goes on without the secret whether or not that can be recorded.
-		f.set.report(Event{Type: Echo, Binding: n.binding, Name: f.flow.Name, Port: f.flow.Port, Method: f.method}) //nolint:errcheck // see above
+		f.set.report(Event{Type: f.what, Binding: n.binding, Name: f.flow.Name, Port: f.flow.Port, Method: f.method}) //nolint:errcheck // see above
 	}
 	if f.block {
 		return berm.Errorf(berm.Denied, "the reply holds the secret of the credential %s", n.binding)

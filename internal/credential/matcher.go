@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"html"
 	"net/url"
-	"slices"
 	"strings"
 )
 
@@ -47,6 +46,9 @@ type node struct {
 	// encoding. A longer text wins over those that are its ends.
 	found  int32
 	length int32
+	// group is, for base64, which character of a group of four the text begins with, counted
+	// from one.
+	group int8
 }
 
 type edge struct {
@@ -57,8 +59,8 @@ type edge struct {
 func newMatcher(needles []needle) *matcher {
 	m := &matcher{needles: needles, nodes: make([]node, 1)}
 	for i, n := range needles {
-		for _, text := range variants(n.text) {
-			m.add(text, int32(i+1))
+		for _, v := range variants(n.text) {
+			m.add(v.text, int32(i+1), v.group)
 		}
 	}
 	m.link()
@@ -78,7 +80,7 @@ func newMatcher(needles []needle) *matcher {
 	return m
 }
 
-func (m *matcher) add(text string, found int32) {
+func (m *matcher) add(text string, found int32, group int8) {
 	at := int32(0)
 	for i := range len(text) {
 		to := m.edge(at, text[i])
@@ -92,6 +94,7 @@ func (m *matcher) add(text string, found int32) {
 	if m.nodes[at].found == 0 {
 		m.nodes[at].found = found
 		m.nodes[at].length = int32(len(text))
+		m.nodes[at].group = group
 	}
 	m.longest = max(m.longest, len(text))
 }
@@ -125,7 +128,7 @@ func (m *matcher) link() {
 			fail := m.step(m.nodes[at].fail, e.b)
 			m.nodes[e.to].fail = fail
 			if n := &m.nodes[e.to]; n.found == 0 {
-				n.found, n.length = m.nodes[fail].found, m.nodes[fail].length
+				n.found, n.length, n.group = m.nodes[fail].found, m.nodes[fail].length, m.nodes[fail].group
 			}
 			queue = append(queue, e.to)
 		}
@@ -146,10 +149,12 @@ func (m *matcher) step(at int32, b byte) int32 {
 // variants are the forms of a text that one search finds: itself, percent, JSON and HTML
 // in their usual forms (decoder finds the unusual ones), hexadecimal digits, and base64
 // wherever it may begin in what is encoded.
-func variants(text string) []string {
-	all := []string{
+func variants(text string) (all []variant) {
+	for _, form := range []string{
 		text, url.QueryEscape(text), url.PathEscape(text), jsonEscape(text), html.EscapeString(text),
 		hex.EncodeToString([]byte(text)), strings.ToUpper(hex.EncodeToString([]byte(text))),
+	} {
+		all = append(all, variant{text: form})
 	}
 	for before := range 3 {
 		// Characters that hold bits of a neighbour are left out: 6 bits each, 8 of a byte.
@@ -157,11 +162,16 @@ func variants(text string) []string {
 		from := (8*before + 5) / 6
 		to := 8 * len(padded) / 6
 		for _, encoding := range []*base64.Encoding{base64.RawStdEncoding, base64.RawURLEncoding} {
-			all = append(all, encoding.EncodeToString(padded)[from:to])
+			all = append(all, variant{encoding.EncodeToString(padded)[from:to], int8(from%4 + 1)})
 		}
 	}
-	slices.Sort(all)
-	return slices.Compact(all)
+	return all
+}
+
+// variant is one form of a text.
+type variant struct {
+	text  string
+	group int8 // as in node
 }
 
 func jsonEscape(text string) string {
@@ -176,7 +186,7 @@ func (m *matcher) first(text string) *needle {
 	}
 	s := stream{matcher: m}
 	var hit *needle
-	s.hit = func(n *needle, _, _ int64) bool { hit = n; return false }
+	s.hit = func(n *node, _, _ int64) bool { hit = &m.needles[n.found-1]; return false }
 	s.run([]byte(text))
 	return hit
 }

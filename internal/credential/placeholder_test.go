@@ -56,7 +56,7 @@ func FuzzPlaceholder(f *testing.F) {
 		if secrets > 1 || secrets == 1 && !inPlace {
 			t.Fatalf("the secret is in %q", sent)
 		}
-		if strings.Contains(sent, p) && !(bound && where == 4) {
+		if strings.Contains(sent, p) && (!bound || where != 4) {
 			t.Fatalf("the placeholder is in %q: %v", sent, err)
 		}
 		if err == nil && !bound && strings.Contains(text, p) {

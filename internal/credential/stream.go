@@ -7,8 +7,9 @@ import "bytes"
 // be written in many ways.
 type stream struct {
 	*matcher
-	// hit is called for each needle with its place in the stream; false ends the search.
-	hit func(n *needle, from, to int64) bool
+	// hit is called for each needle, by the node that it was found with, and its place in the
+	// stream; false ends the search.
+	hit func(n *node, from, to int64) bool
 
 	pos   int64 // bytes seen
 	raw   int32 // state
@@ -63,7 +64,7 @@ func (s *stream) run(b []byte) {
 }
 
 func (s *stream) found(n *node, from, to int64) {
-	if !s.ended && !s.hit(&s.needles[n.found-1], from, to) {
+	if !s.ended && !s.hit(n, from, to) {
 		s.ended = true
 	}
 }
@@ -276,12 +277,13 @@ func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *ne
 	}
 	// Ends are later than all that was given on, and starts are not before it: what is
 	// pending is kept.
-	s.hit = func(n *needle, from, to int64) bool {
+	s.hit = func(n *node, from, to int64) bool {
 		if found == nil {
-			found = n
+			found = &s.needles[n.found-1]
 		}
 		if mask {
-			blot(buf[max(from-base, 0) : to-base])
+			skipped := max(base-from, 0) // it was given on
+			blot(buf[from+skipped-base:to-base], n.group, int(skipped), to-from == int64(n.length))
 		}
 		return mask
 	}
@@ -296,8 +298,16 @@ func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *ne
 	return dst, found
 }
 
-func blot(b []byte) {
+// blots are asterisks in base64.
+const blots = "Kioq"
+
+// blot writes asterisks, in the encoding of what is written over, so that it stays readable:
+// base64 of a text that begins with the character of that group, of which some were skipped,
+// unless there are escapes in it.
+func blot(b []byte, group int8, skipped int, plain bool) {
 	for i := range b {
-		b[i] = '*'
+		if b[i] = '*'; group > 0 && plain {
+			b[i] = blots[(int(group)-1+skipped+i)%len(blots)]
+		}
 	}
 }

@@ -119,6 +119,7 @@ func holdsKey(value string) bool {
 
 // proxy makes the reverse proxy of one request, which is recorded as call unless that is nil.
 func (l *line) proxy(route *control.Route, port uint16, call capture.Call) *httputil.ReverseProxy {
+	masks := port == berm.AgentPort && route.HasSecrets()
 	p := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			scheme := "http"
@@ -135,6 +136,9 @@ func (l *line) proxy(route *control.Route, port uint16, call capture.Call) *http
 			if route.MaskHost != "" && port != berm.AgentPort {
 				p.Out.Host = strings.ReplaceAll(route.MaskHost, "${PORT}", strconv.Itoa(int(port)))
 			}
+			if masks {
+				plain(p.Out.Header)
+			}
 			// A sandbox is not trusted with what opens others.
 			p.Out.Header.Del(trafficHeader)
 			for _, name := range []string{"X-Api-Key", "Authorization"} {
@@ -149,8 +153,16 @@ func (l *line) proxy(route *control.Route, port uint16, call capture.Call) *http
 		ErrorHandler:  func(w http.ResponseWriter, r *http.Request, err error) { failed(w, r, route.ID, port, err) },
 		ErrorLog:      silent,
 	}
+	if masks {
+		p.ModifyResponse = func(r *http.Response) error { return mask(route, r) }
+	}
 	if call != nil {
 		p.ModifyResponse = func(r *http.Response) error {
+			if masks {
+				if err := mask(route, r); err != nil {
+					return err
+				}
+			}
 			if err := call.Answer(r); err != nil {
 				return &unrecorded{err}
 			}
@@ -181,6 +193,8 @@ func failed(w http.ResponseWriter, r *http.Request, id berm.SandboxID, port uint
 		gone(w, r, id)
 	case r.Context().Err() != nil:
 		panic(http.ErrAbortHandler) // the client is gone
+	case errors.As(err, new(*unmasked)):
+		refuse(w, r, http.StatusServiceUnavailable, problem{SandboxID: id, Message: err.Error(), Port: port, Code: http.StatusServiceUnavailable}, "Answer Withheld")
 	case errors.As(err, &berr) && berr.Kind == berm.Unavailable:
 		closed(w, r, id, port)
 	case errors.As(err, &berr):

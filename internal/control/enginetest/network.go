@@ -2,6 +2,7 @@ package enginetest
 
 import (
 	"context"
+	"io"
 	"os"
 	"slices"
 	"sync"
@@ -129,6 +130,19 @@ func (l *Link) Replies() []egress.Reply {
 	l.network.mu.Lock()
 	defer l.network.mu.Unlock()
 	return slices.Clone(l.replies)
+}
+
+// MaskStream masks nothing.
+func (l *Link) MaskStream(_ context.Context, file *os.File) error {
+	conn, err := egress.Conn(file)
+	if err != nil {
+		return err
+	}
+	go func() {
+		defer conn.Close()
+		_, _ = io.Copy(conn, conn)
+	}()
+	return nil
 }
 
 func (l *Link) end() { l.ended.Do(func() { close(l.done) }) }

@@ -133,6 +133,13 @@ func (l *Link) Mask(ctx context.Context, text []byte) ([]byte, error) {
 	return a.Masked, err
 }
 
+// MaskStream is Mask for what comes over a connection, whose other end it gets, and goes back
+// over it, as long as it was.
+func (l *Link) MaskStream(ctx context.Context, conn *os.File) error {
+	_, err := l.order(ctx, Order{MaskStream: true}, conn)
+	return err
+}
+
 // Door replaces the policy, and the connection between the network service and that of
 // credentials, one end of which it brings.
 func (l *Link) Door(ctx context.Context, p Policy, door *os.File) ([]string, error) {

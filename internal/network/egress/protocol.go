@@ -77,8 +77,10 @@ type Order struct {
 	Bind bool `json:"bind,omitempty"`
 	// The secrets are in a file in memory, whose descriptor comes last.
 	Credentials []Credential `json:"credentials,omitempty"`
-	// Mask, when it is set, is all that the message is about: a text to be masked.
-	Mask []byte `json:"mask,omitempty"`
+	// Mask, when it is set, is all that the message is about: a text to be masked. So is
+	// MaskStream: a connection comes with it, by which a stream comes and goes back masked.
+	Mask       []byte `json:"mask,omitempty"`
+	MaskStream bool   `json:"maskStream,omitempty"`
 }
 
 // Credential is a secret and the requests that get it: of a service that is known by its
