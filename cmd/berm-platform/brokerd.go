@@ -28,7 +28,7 @@ func newBrokerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := egress.Beat(func() {}); err != nil {
+			if err := egress.Beat(s.Pass); err != nil {
 				return err
 			}
 			if shared {

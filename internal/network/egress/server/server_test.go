@@ -435,6 +435,31 @@ func TestEnds(t *testing.T) {
 	}
 }
 
+// Who asks whether the service works gets no answer while a sandbox of it is stuck.
+func TestPass(t *testing.T) {
+	s := internet(t)
+	attach(t, s, echoRule)
+	s.Pass()
+	s.mu.Lock()
+	var x *sandbox
+	for x = range s.sandboxes {
+	}
+	s.mu.Unlock()
+	x.mu.Lock()
+	passed := make(chan struct{})
+	go func() {
+		defer close(passed)
+		s.Pass()
+	}()
+	select {
+	case <-passed:
+		t.Error("it does not see that a lock is held")
+	case <-time.After(100 * time.Millisecond):
+	}
+	x.mu.Unlock()
+	<-passed
+}
+
 func TestRefusals(t *testing.T) {
 	s := internet(t)
 	null, err := os.Open(os.DevNull)
