@@ -325,11 +325,33 @@ func FuzzRead(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	f.Add(packed)
-	f.Fuzz(func(t *testing.T, message []byte) {
+	f.Add(packed, uint16(q.Type))
+	for kind, body := range map[dnsmessage.Type]dnsmessage.ResourceBody{
+		dnsmessage.TypeTXT: &dnsmessage.TXTResource{TXT: []string{"a", ""}}, dnsmessage.TypeMX: &dnsmessage.MXResource{MX: q.Name},
+		dnsmessage.TypeSRV: &dnsmessage.SRVResource{Target: q.Name}, dnsmessage.TypeNS: &dnsmessage.NSResource{NS: q.Name},
+		dnsmessage.TypeCNAME: &dnsmessage.CNAMEResource{CNAME: q.Name}, typeCAA: &dnsmessage.UnknownResource{Type: typeCAA, Data: []byte{0}},
+	} {
+		q.Type, m.Questions[0].Type = kind, kind
+		m.Answers = []dnsmessage.Resource{{Header: dnsmessage.ResourceHeader{Name: q.Name, Type: kind, Class: q.Class, TTL: 1 << 31}, Body: body}}
+		if packed, err = m.Pack(); err != nil {
+			f.Fatal(err)
+		}
+		f.Add(packed, uint16(kind))
+	}
+	f.Fuzz(func(t *testing.T, message []byte, kind uint16) {
+		q := q
+		q.Type = dnsmessage.Type(kind)
 		a, _, _, ok := read(message, q, 1)
-		if len(a.addrs) > maxAddrs || a.ttl < 0 || a.ttl > maxKeep || (!ok && len(a.addrs) > 0) {
+		if len(a.addrs)+len(a.records) > maxAddrs || a.ttl < 0 || a.ttl > maxKeep || (!ok && len(a.addrs)+len(a.records) > 0) {
 			t.Errorf("%+v", a)
 		}
+		for _, r := range a.records {
+			if r.Header.Type != q.Type {
+				t.Errorf("a record of another type: %+v", r)
+			}
+		}
+		// What is passed on can be packed, or is no answer.
+		r := reply{question: &q, limit: 1 << 16}
+		_ = r.pack(a.records, nil)
 	})
 }
