@@ -32,6 +32,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 		newMetricsCommand(),
 		newInspectCommand(),
 		newReplayCommand(),
+		newRerunCommand(),
 		newNetCommand(),
 		newPolicyCommand(),
 		newSecretCommand(),

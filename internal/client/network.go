@@ -32,6 +32,12 @@ func (c *Client) NetworkPolicy(ctx context.Context, id berm.SandboxID) (NetworkP
 	return p, nil
 }
 
+// SetNetworkPolicy replaces the network policy of a sandbox by a document.
+func (c *Client) SetNetworkPolicy(ctx context.Context, id berm.SandboxID, document json.RawMessage) error {
+	_, err := c.call(ctx, http.MethodPut, "/berm/v1"+sandboxPath(id)+"/network", nil, document, nil)
+	return err
+}
+
 // CheckNetwork returns what the network policy in force says of a URL or destination, as
 // policy.Answer in JSON; method is a request's, "" for none.
 func (c *Client) CheckNetwork(ctx context.Context, id berm.SandboxID, to, method string) (json.RawMessage, error) {

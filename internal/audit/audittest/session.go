@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -289,7 +290,8 @@ func (l *Log) Session(id berm.SandboxID) {
 func (l *Log) Change(id berm.SandboxID, at string, changes []audit.Change) {
 	l.tb.Helper()
 	var blobs []audit.Blob
-	for _, c := range changes {
+	for i, c := range changes {
+		changes[i].Path = strings.TrimPrefix(c.Path, "/") // as the layer has it
 		if c.After != "" && c.Kind == "file" {
 			blobs = append(blobs, audit.Blob{SHA256: c.After, Size: c.Size, Kind: audit.KindContent})
 		}

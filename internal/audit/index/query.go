@@ -233,7 +233,7 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 			break
 		}
 		for _, change := range append(c.Changes, allChanges(line, c, source)...) {
-			n.paths = append(n.paths, change.Path)
+			n.paths = append(n.paths, path.Join("/", change.Path))
 			n.blobs = append(n.blobs, change.Before, change.After)
 		}
 	case "net", "credential":

@@ -262,6 +262,9 @@ func (a *account) network() {
 			a.line("  ", fmt.Sprintf("and %d more", n-maxList))
 		}
 	}
+	if len(order) > 0 && !slices.ContainsFunc(order, func(to string) bool { return contacts[to].flows > 0 }) {
+		a.line("  ", "nothing")
+	}
 	tell(false)
 	if slices.ContainsFunc(order, func(to string) bool { return contacts[to].denied > 0 }) {
 		a.title("What was denied, and why")

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -43,7 +44,7 @@ func (t *Timeline) see(e *Event) {
 			if b.Kind != audit.KindChanges {
 				continue
 			}
-			content, err := t.content(b.SHA256)
+			content, err := t.Content(b.SHA256)
 			var all []audit.Change
 			if err == nil {
 				err = json.Unmarshal(content, &all)
@@ -54,6 +55,10 @@ func (t *Timeline) see(e *Event) {
 			}
 			l.changes = all
 		}
+	}
+	l.changes = slices.Clone(l.changes)
+	for i, c := range l.changes { // the layer's root is the sandbox's
+		l.changes[i].Path = path.Join("/", c.Path)
 	}
 	t.looks = append(t.looks, l)
 }
@@ -148,7 +153,7 @@ func (t *Timeline) Diff(f File) string {
 		return "its content is not known"
 	}
 	read := func(hash, what string) ([]byte, string) {
-		content, err := t.content(hash)
+		content, err := t.Content(hash)
 		switch {
 		case berm.KindOf(err) == berm.NotFound:
 			return nil, fmt.Sprintf("%s was not kept (SHA-256 %s)", what, hash)

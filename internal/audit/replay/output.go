@@ -20,8 +20,14 @@ const (
 	plainRows    = 30
 )
 
-// content reads a blob whole and holds it against its hash.
-func (t *Timeline) content(hash string) ([]byte, error) {
+// empty is the hash of no content.
+const empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
+
+// Content reads a blob whole and holds it against its hash. Kind NotFound.
+func (t *Timeline) Content(hash string) ([]byte, error) {
+	if hash == empty {
+		return nil, nil
+	}
 	r, err := t.source.Blob(hash)
 	if err != nil {
 		return nil, err
@@ -56,7 +62,7 @@ func (t *Timeline) Frames(c *Command) (frames []audit.Frame, err error) {
 	if t.recent.command == c {
 		return t.recent.frames, nil
 	}
-	b, err := t.content(c.frames.SHA256)
+	b, err := t.Content(c.frames.SHA256)
 	if err != nil {
 		return nil, err
 	}

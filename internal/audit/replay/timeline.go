@@ -292,7 +292,7 @@ func (t *Timeline) exited(e *Event) {
 			n := int(code)
 			c.Code = &n
 		} else {
-			c.reason = "the sandbox ended"
+			c.reason = gone
 		}
 		c.Ended, c.End, c.outcome = true, e.Time, e.Outcome
 	}
@@ -335,6 +335,9 @@ func (c *Command) end(e *Event, data *audit.Command) {
 	}
 }
 
+// gone is why a command has no end of its own.
+const gone = "the sandbox ended"
+
 // Result says how a command ended, in a few words.
 func (c *Command) Result() string {
 	switch {
@@ -344,10 +347,10 @@ func (c *Command) Result() string {
 		return "killed by " + c.Signal
 	case c.Code != nil && c.Ended:
 		return fmt.Sprintf("exit %d", *c.Code)
-	case c.reason != "":
-		return c.reason
+	case c.reason == gone:
+		return gone
 	case c.outcome == audit.Failed || c.outcome == audit.Denied:
-		return string(c.outcome)
+		return "end not told"
 	}
 	return "ended"
 }

@@ -91,14 +91,14 @@ func text(s string) string { return terminal.Clip(terminal.Escape(s), maxText) }
 
 type collector struct {
 	*replay.Timeline
-	session
+	page  session
 	diffs map[string]int
 	left  int // bytes of screens
 }
 
 func collect(t *replay.Timeline, p replay.Part) *session {
 	c := &collector{Timeline: t, diffs: map[string]int{}, left: maxScreens}
-	s := &c.session
+	s := &c.page
 	s.Sandbox, s.Start, s.Length = string(t.Sandbox), t.Start.UnixMilli(), c.at(t.End)
 	if p.From.After(t.Start) {
 		s.From = c.at(p.From)
@@ -154,7 +154,7 @@ func collect(t *replay.Timeline, p replay.Part) *session {
 }
 
 // at is a time on the page's clock.
-func (c *collector) at(t time.Time) int64 { return t.Sub(c.Timeline.Start).Milliseconds() }
+func (c *collector) at(t time.Time) int64 { return t.Sub(c.Start).Milliseconds() }
 
 // command plays a command and keeps what its screen showed.
 func (c *collector) command(cmd *replay.Command, output bool) command {
@@ -226,7 +226,7 @@ func toLine(runs []screen.Run) []any {
 func (c *collector) processes() {
 	places := map[*replay.Process]int{}
 	alive := map[int]*replay.Process{}
-	for i, p := range c.Timeline.Processes {
+	for i, p := range c.Processes {
 		places[p] = i
 		out := process{PID: p.PID, Parent: -1, Start: c.at(p.Start), End: -1, Guest: p.Trust == audit.TrustGuest, Images: [][]any{}}
 		if parent := alive[p.PPID]; parent != nil && p.PPID != 0 && parent != p && !parent.Ended(p.Start) {
@@ -251,13 +251,13 @@ func (c *collector) processes() {
 			}
 			out.Images = append(out.Images, []any{c.at(image.Time), terminal.Clip(terminal.Escape(name), 300)})
 		}
-		c.session.Processes = append(c.session.Processes, out)
+		c.page.Processes = append(c.page.Processes, out)
 	}
 }
 
 func (c *collector) files() {
 	total := 0
-	for _, e := range c.Of(replay.Files, c.Timeline.End) {
+	for _, e := range c.Of(replay.Files, c.End) {
 		list := c.FilesAt(e.Time)
 		if total += len(list); total > maxFiles {
 			if e.Type != audit.FileChange { // the looks that follow tell all
@@ -273,16 +273,16 @@ func (c *collector) files() {
 		for _, f := range list {
 			out.List = append(out.List, c.file(f))
 		}
-		c.session.Files = append(c.session.Files, out)
+		c.page.Files = append(c.page.Files, out)
 	}
 }
 
 func (c *collector) file(f replay.File) file {
 	name := f.Path
-	switch {
-	case f.Kind == "link":
+	switch f.Kind {
+	case "link":
 		name += " -> " + f.Target
-	case f.Kind == "dir":
+	case "dir":
 		name += "/"
 	}
 	key, _ := json.Marshal([]any{f.Path, f.Kind, f.Op, f.Before, f.After, f.Time})
@@ -296,9 +296,9 @@ func (c *collector) file(f replay.File) file {
 		if size := len(all); size > maxDiffs/8 {
 			all = all[:strings.LastIndexByte(all[:maxDiffs/8], '\n')+1] + "…"
 		}
-		at = len(c.session.Diffs)
+		at = len(c.page.Diffs)
 		c.diffs[string(key)] = at
-		c.session.Diffs = append(c.session.Diffs, all)
+		c.page.Diffs = append(c.page.Diffs, all)
 	}
 	return file{text(f.Op), text(name), at}
 }
