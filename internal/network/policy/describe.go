@@ -45,7 +45,7 @@ func (p *Policy) Describe(table *address.Table, now time.Time) Description {
 		*at = append(*at, w.Text)
 	}
 	if p.DNS.Real {
-		d.Also = append(d.Also, "Names have their real addresses, which several names may share: who reaches one of them may reach the others.")
+		d.Also = append(d.Also, "Names have their real addresses. Those that share one can be taken for each other where TLS does not tell them apart.")
 	}
 	if len(p.DNS.Types) > 0 {
 		d.Also = append(d.Also, "Of all allowed names the records "+strings.Join(p.DNS.Types, ", ")+" are looked up.")
