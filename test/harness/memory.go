@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// Holds says whether the memory that a process can write, where its secrets are, has a text.
-// Of a process that has ended it is false.
-func Holds(pid int, text string) (bool, error) {
+// Holds says whether the memory that a process can write, where its secrets are, has one of
+// these texts. Of a process that has ended it is false.
+func Holds(pid int, texts ...string) (bool, error) {
 	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 	if err != nil || len(maps) == 0 {
 		return false, nil //nolint:nilerr // it has ended meanwhile
@@ -31,8 +31,11 @@ func Holds(pid int, text string) (bool, error) {
 		}
 		for at := from; at < to; at += piece {
 			n, _ := memory.ReadAt(buf[:min(uint64(len(buf)), to-at)], int64(at))
-			if read += n; bytes.Contains(buf[:n], []byte(text)) {
-				return true, nil
+			read += n
+			for _, text := range texts {
+				if bytes.Contains(buf[:n], []byte(text)) {
+					return true, nil
+				}
 			}
 		}
 	}
