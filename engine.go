@@ -145,6 +145,14 @@ type Status struct {
 	// Agent counts how often the guest agent was started; more than 1 means that it
 	// was lost and started again.
 	Agent int `json:"agent"`
+	// First is the first process of a sandbox whose processes are the host's; nil for others.
+	First *First `json:"first,omitempty"`
+}
+
+// First is the process that all others of a sandbox descend from.
+type First struct {
+	PID       int    `json:"pid"`       // as its monitor sees it
+	Namespace uint32 `json:"namespace"` // inode of its pid namespace
 }
 
 // Policy is what one sandbox is held to, in full: the answer to "what exactly may

@@ -72,7 +72,7 @@ func run() error {
 		}
 		return &monitor.Life{
 			ID: order.ID, Deadline: order.Deadline, OnDeadline: order.OnDeadline,
-			Wall: s, OnAgent: s.OnAgent, Wait: s.Wait,
+			Wall: s, First: s.First(), OnAgent: s.OnAgent, Wait: s.Wait,
 		}, nil
 	})
 }

@@ -39,9 +39,10 @@ type Process struct {
 	Signal string `json:"signal,omitempty"`
 }
 
-// ProcessSum tells of many executions of one program in the second that the record ends.
+// ProcessSum tells of many things of one kind in the second that the record ends.
 type ProcessSum struct {
-	Exe   string `json:"exe"`
+	Type  Type   `json:"type"`          // of the records in whose place it is
+	Exe   string `json:"exe,omitempty"` // of executions: the program; "" for those of many others
 	Count int    `json:"count"`
 }
 

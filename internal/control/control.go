@@ -38,6 +38,14 @@ type Store interface {
 	Logs(ctx context.Context, id berm.SandboxID, from time.Time, backward bool, limit int) ([]store.LogLine, error)
 }
 
+// Processes records what runs inside sandboxes. It holds up nothing that happens there.
+type Processes interface {
+	// Follow begins with a sandbox. late says that it has run unseen until now.
+	Follow(id berm.SandboxID, first *berm.First, late bool) error
+	// Forget ends it, when what is known is recorded.
+	Forget(id berm.SandboxID)
+}
+
 // Config is what a Manager is made of.
 type Config struct {
 	Engine    berm.Engine
@@ -64,6 +72,8 @@ type Config struct {
 	// request names is never left out.
 	RequireLimits bool
 	Egress        Egress
+	// Processes records the processes inside; nil does not.
+	Processes Processes
 	// SampleEvery is the time between two metrics samples.
 	SampleEvery time.Duration
 }
@@ -180,6 +190,7 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	m.sessions[s.info.ID] = s
 	m.mu.Unlock()
 	m.work.Go(s.watch)
+	m.follow(stored.ID, status.First, true)
 	looking := s.openLook(ctx)
 	m.work.Go(func() { s.keepLook(looking) })
 	m.work.Go(s.sample)
@@ -191,6 +202,16 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 		m.work.Go(s.keepOnline)
 	}
 	return nil
+}
+
+// follow begins to record the processes of a sandbox. What cannot be recorded is told.
+func (m *Manager) follow(id berm.SandboxID, first *berm.First, late bool) {
+	if m.Processes == nil {
+		return
+	}
+	if err := m.Processes.Follow(id, first, late); err != nil {
+		m.tell(id, system, audit.Gap, audit.OK, err.Error(), map[string]any{"source": "processes"})
+	}
 }
 
 // open opens a sandbox, and tries again while the host is too busy to answer.

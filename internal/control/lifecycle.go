@@ -133,6 +133,13 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	cu.Release()
+	if m.Processes != nil {
+		status, err := handle.Status(ctx)
+		if err != nil {
+			m.Log.Warn("the sandbox does not tell its first process", "sandbox", spec.ID, "error", err)
+		}
+		m.follow(spec.ID, status.First, false)
+	}
 	looking := s.openLook(ctx)
 	m.mu.Lock()
 	m.creating--

@@ -331,6 +331,9 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	case <-s.looked:
 	case <-time.After(lastLook): // the monitor takes the sandbox away, whoever still looks
 	}
+	if s.m.Processes != nil {
+		s.m.Processes.Forget(s.info.ID)
+	}
 	s.m.tell(s.info.ID, actor, audit.SandboxExit, audit.OK, string(exit.Reason), exit)
 	if handle := s.current(); handle != nil {
 		_ = handle.Close()

@@ -51,6 +51,7 @@ type Life struct {
 	Deadline   time.Time
 	OnDeadline berm.OnDeadline
 	Wall       Wall
+	First      *berm.First // nil when it is no process of this host
 	// OnAgent has a function called for each later start of the guest agent.
 	OnAgent func(func())
 	// Wait returns when the sandbox is dead and everything of it is gone but its
@@ -89,6 +90,7 @@ func Keep(c *Conn, start func(ctx context.Context) (*Life, error)) error {
 		return err
 	}
 	machine := NewMachine(life.Wall, life.OnDeadline)
+	machine.status.First = life.First
 	_ = machine.SetDeadline(life.Deadline)
 	life.OnAgent(machine.AgentStarted)
 	server := NewServer(life.ID, machine)

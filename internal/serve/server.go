@@ -27,6 +27,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/audit/forward"
 	"github.com/berm-sandbox/berm/internal/audit/index"
+	"github.com/berm-sandbox/berm/internal/audit/process"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
@@ -212,11 +213,16 @@ func Run(ctx context.Context, c Config) error {
 
 	egress, stopEgress := c.egress(engine.Probe(ctx), secrets)
 	cu.Add(stopEgress)
+	processes := c.processes(records)
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: filepath.Join(c.Data, "audit"), Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second,
 	})
+	if processes != nil {
+		cu.Add(processes.Close)
+		sessions.Processes = processes
+	}
 	if err := sessions.Start(ctx); err != nil {
 		return err
 	}
@@ -275,6 +281,16 @@ func Run(ctx context.Context, c Config) error {
 		c.Log.Error("audit record lost", "error", err)
 	}
 	return nil
+}
+
+// processes begins to record what runs inside sandboxes, where the host lets it.
+func (c *Config) processes(records audit.Emitter) *process.Collector {
+	collector, err := process.New(records, c.Log)
+	if err != nil {
+		c.Log.Warn("processes inside sandboxes are not recorded, but for the commands of the API", "reason", err)
+		return nil
+	}
+	return collector
 }
 
 // warn tells what the host cannot give to sandboxes of a level.

@@ -7,6 +7,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"path/filepath"
 	"slices"
@@ -171,3 +172,143 @@ mv a b; ln b c; truncate -s 1 c; chmod 777 c; touch -d @0 c; ln -s c d; rm b
 echo out; echo err >&2; exit 7`
 
 func TestMain(m *testing.M) { harness.Main(m) }
+
+// The probe AU-02: whatever way a program is executed, the log has it, with the hash of the file
+// that the kernel ran.
+func TestProcesses(t *testing.T) {
+	harness.Slow(t)
+	s := harness.Serve(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	box, err := s.Create(ctx, time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(script string) string {
+		t.Helper()
+		r, err := box.Run(ctx, harness.Shell("root", script))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r.Stdout
+	}
+	sums := map[string]string{}
+	for line := range strings.Lines(run("for f in /bin/true /bin/sh /bin/sleep /bin/bash /lib64/ld-linux-x86-64.so.2; do sha256sum $(readlink -f $f) | cut -d' ' -f1 | tr '\\n' ' '; echo $f; done")) {
+		hash, path, _ := strings.Cut(strings.TrimSpace(line), " ")
+		sums[path] = hash
+	}
+	const loops = 200
+	run(`
+		/lib64/ld-linux-x86-64.so.2 /bin/true ldso
+		cp /bin/true /tmp/t && /tmp/t copy
+		(exec -a kworker /bin/true faked)
+		printf '#!/bin/sh\n/bin/true script\n' >/tmp/s; chmod +x /tmp/s; /tmp/s argument
+		( (setsid sh -c 'sleep 0.05; exec /bin/true orphan' &) & )
+		perl -e 'exec "/bin/true", "perl"' || true
+		command -v python3 >/dev/null && python3 -c 'import os;f=os.memfd_create("m");os.write(f,open("/bin/sleep","rb").read());os.execve(f,["m","0.05"],{})'
+		for i in $(seq ` + fmt.Sprint(loops) + `); do /bin/true loop; done
+		sleep 0.2
+		true`)
+	begin := time.Now()
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if took := time.Since(begin); took > 2*time.Second {
+		t.Errorf("the end took %v", took)
+	}
+	all := records(t, s, box.ID, 1, audit.SandboxExit)
+	found := map[string][]audit.Process{}
+	unhashed, total := 0, 0
+	for _, r := range only(all, audit.ProcExec) {
+		p := data[audit.Process](t, r)
+		found[strings.Join(p.Argv, " ")] = append(found[strings.Join(p.Argv, " ")], p)
+		if total++; p.SHA256 == "" {
+			unhashed++
+			t.Logf("no hash: %+v", p)
+		}
+		if r.Trust != audit.TrustHost || p.PID == 0 || p.Host == 0 || p.UID != 0 && p.UID != 1000 {
+			t.Errorf("%+v", r)
+		}
+	}
+	for argv, w := range map[string]struct {
+		exe, hash string
+		n         int
+	}{
+		"/lib64/ld-linux-x86-64.so.2 /bin/true ldso": {"ld-linux-x86-64.so.2", sums["/lib64/ld-linux-x86-64.so.2"], 1},
+		"/tmp/t copy":             {"/tmp/t", sums["/bin/true"], 1},
+		"kworker faked":           {"true", sums["/bin/true"], 1},
+		"/bin/sh /tmp/s argument": {"sh", sums["/bin/sh"], 1},
+		"/bin/true script":        {"true", sums["/bin/true"], 1},
+		"/bin/true orphan":        {"true", sums["/bin/true"], 1},
+		"/bin/true loop":          {"true", sums["/bin/true"], loops},
+	} {
+		if len(found[argv]) != w.n {
+			t.Errorf("%q: %d records, want %d", argv, len(found[argv]), w.n)
+			continue
+		}
+		for _, p := range found[argv] {
+			if filepath.Base(p.Exe) != filepath.Base(w.exe) && !strings.HasPrefix(filepath.Base(p.Exe), strings.TrimSuffix(filepath.Base(w.exe), ".2")) && w.exe != "sh" || p.SHA256 != w.hash {
+				t.Errorf("%q: %+v, want %s", argv, p, w.hash)
+				break
+			}
+		}
+	}
+	for _, p := range found["m 0.05"] {
+		if p.SHA256 != sums["/bin/sleep"] || !strings.Contains(p.Exe, "memfd:m") {
+			t.Errorf("memfd: %+v", p)
+		}
+	}
+	t.Logf("%d executions, %d without a hash", total, unhashed)
+	// Whoever began is known to have ended.
+	live := map[int]int{}
+	for _, r := range all {
+		switch r.Type {
+		case audit.ProcFork:
+			live[data[audit.Process](t, r).PID]++
+		case audit.ProcExit:
+			live[data[audit.Process](t, r).PID]--
+		case audit.ProcSum, audit.Gap:
+			t.Errorf("%+v", r)
+		}
+	}
+	for pid, n := range live {
+		if n > 0 {
+			t.Errorf("process %d has no end", pid)
+		}
+	}
+}
+
+// A flood is counted, and the log has what came before and after.
+func TestFlood(t *testing.T) {
+	harness.Slow(t)
+	s := harness.Serve(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	box, err := s.Create(ctx, time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := box.Run(ctx, harness.Shell("root", "for i in $(seq 4000); do /bin/true; done")); err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	all := records(t, s, box.ID, 1, audit.SandboxExit)
+	n := map[audit.Type]int{}
+	for _, r := range all {
+		switch r.Type {
+		case audit.ProcExec, audit.ProcFork, audit.ProcExit:
+			n[r.Type]++
+		case audit.ProcSum:
+			sum := data[audit.ProcessSum](t, r)
+			n[sum.Type] += sum.Count
+			n[audit.ProcSum]++
+		case audit.Gap:
+			t.Errorf("%+v", r)
+		}
+	}
+	if n[audit.ProcExec] < 4000 || n[audit.ProcFork] < 4000 || n[audit.ProcExit] < 4000 || n[audit.ProcSum] == 0 || len(all) > 11000 {
+		t.Errorf("%v in %d records", n, len(all))
+	}
+}

@@ -3,7 +3,6 @@ package capture
 import (
 	"bytes"
 	"encoding/base64"
-	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -76,48 +75,17 @@ func (m *command) begin() error {
 // describe makes what is told of a request, which fits into a line of the log.
 func describe(r *pb.StartRequest, user string) audit.Command {
 	p := r.GetProcess()
-	d := audit.Command{User: text(user, 256), Cwd: text(p.GetCwd(), 4096)}
+	d := audit.Command{User: audit.Shorten(user, 256), Cwd: audit.Shorten(p.GetCwd(), 4096)}
 	const argvSize, envSize = 12 << 10, 4 << 10
 	var cut bool
-	d.Argv, cut = fit(append([]string{p.GetCmd()}, p.GetArgs()...), argvSize)
-	d.Env, d.Cut = fit(slices.Sorted(maps.Keys(p.GetEnvs())), envSize)
+	d.Argv, cut = audit.Fit(append([]string{p.GetCmd()}, p.GetArgs()...), argvSize)
+	d.Env, d.Cut = audit.Fit(slices.Sorted(maps.Keys(p.GetEnvs())), envSize)
 	d.Cut = d.Cut || cut
 	if r.Pty != nil {
 		size := r.GetPty().GetSize()
 		d.TTY = &audit.Size{Columns: int(size.GetCols()), Rows: int(size.GetRows())}
 	}
 	return d
-}
-
-// text shortens a text to n bytes.
-func text(s string, n int) string {
-	if len(s) > n {
-		return strings.ToValidUTF8(s[:n], "")
-	}
-	return s
-}
-
-// fit keeps as many texts as take size bytes in JSON, and says whether it left something out.
-func fit(all []string, size int) (kept []string, cut bool) {
-	for _, s := range all {
-		for len(s) > size {
-			s, cut = text(s, size), true
-		}
-		line, _ := json.Marshal(s) // a string always marshals
-		if len(line) > size {
-			if s = text(s, size/6); len(s) < 16 { // every byte may take six
-				return kept, true
-			}
-			kept = append(kept, s)
-			return kept, true
-		}
-		size -= len(line)
-		kept = append(kept, s)
-		if cut {
-			break
-		}
-	}
-	return kept, cut
 }
 
 // Answer follows the command's stream. It goes on when the client leaves: the command does.

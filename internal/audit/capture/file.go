@@ -42,7 +42,7 @@ const (
 // content records a use of /files.
 func (c *Recorder) content(r *http.Request, who Caller) (Call, error) {
 	query := r.URL.Query()
-	path := text(query.Get("path"), maxPathSize)
+	path := audit.Shorten(query.Get("path"), maxPathSize)
 	a := &access{recorder: c, who: who, trace: newTrace()}
 	switch {
 	case r.URL.Path == "/files" && r.Method == http.MethodGet:
@@ -63,7 +63,7 @@ func (c *Recorder) content(r *http.Request, who Caller) (Call, error) {
 			return nil, invalid("invalid request body")
 		}
 		for _, s := range request.Sources[:min(len(request.Sources), maxPaths)] {
-			a.files = append(a.files, audit.FileAccess{Path: text(s, maxPathSize), Op: "move", To: text(request.Destination, maxPathSize)})
+			a.files = append(a.files, audit.FileAccess{Path: audit.Shorten(s, maxPathSize), Op: "move", To: audit.Shorten(request.Destination, maxPathSize)})
 		}
 	default:
 		return nil, nil
@@ -94,7 +94,7 @@ func (c *Recorder) filesystem(r *http.Request, who Caller) (Call, error) {
 	case "Move":
 		var m pb.MoveRequest
 		err = read(&m)
-		file = audit.FileAccess{Op: "move", Path: m.GetSource(), To: text(m.GetDestination(), maxPathSize)}
+		file = audit.FileAccess{Op: "move", Path: m.GetSource(), To: audit.Shorten(m.GetDestination(), maxPathSize)}
 	case "Remove":
 		var m pb.RemoveRequest
 		err = read(&m)
@@ -109,7 +109,7 @@ func (c *Recorder) filesystem(r *http.Request, who Caller) (Call, error) {
 	if err != nil {
 		return nil, err
 	}
-	file.Path = text(file.Path, maxPathSize)
+	file.Path = audit.Shorten(file.Path, maxPathSize)
 	return &access{recorder: c, who: who, trace: newTrace(), files: []audit.FileAccess{file}}, nil
 }
 
@@ -180,7 +180,7 @@ func parts(form *multipart.Reader, path string) (files []audit.FileAccess) {
 		}
 		name := path
 		if name == "" {
-			name = text(params["filename"], maxPathSize)
+			name = audit.Shorten(params["filename"], maxPathSize)
 		}
 		s := &sum{hash: sha256.New()}
 		_, err = io.Copy(s, part)

@@ -744,6 +744,15 @@ func (s *Sandbox) Policy() json.RawMessage {
 	return raw
 }
 
+// First is init, or nil when its namespace cannot be told.
+func (s *Sandbox) First() *berm.First {
+	var namespace unix.Stat_t
+	if unix.Stat("/proc/"+strconv.Itoa(s.pid)+"/ns/pid", &namespace) != nil {
+		return nil
+	}
+	return &berm.First{PID: s.pid, Namespace: uint32(namespace.Ino)}
+}
+
 // Usage measures the sandbox.
 func (s *Sandbox) Usage() (berm.Usage, error) {
 	u, err := s.group.Usage()

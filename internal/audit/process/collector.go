@@ -1,0 +1,368 @@
+// Package process records the processes inside sandboxes, whoever starts them: forks,
+// executions with the hash of what is executed, and ends, as the host's kernel sees them.
+package process
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"path"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"golang.org/x/time/rate"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/kernel/trace"
+)
+
+const (
+	// queued is how many events may wait for their hashes and records.
+	queued = 8192
+	// Of more than this many events of a sandbox some are counted only.
+	eventsPerSecond = 500
+	eventsAtOnce    = 5000
+	// endTime is how long the end of a sandbox waits for the records of its processes'.
+	endTime = 300 * time.Millisecond
+)
+
+// Collector makes records of the processes of all sandboxes of a server.
+type Collector struct {
+	audit  audit.Emitter
+	log    *slog.Logger
+	tracer *trace.Tracer
+	hashes hashes
+	queue  chan item
+	work   sync.WaitGroup
+	stop   chan struct{}
+
+	mu      sync.Mutex
+	boxes   map[uint32]*box // by pid namespace
+	waiting []chan struct{} // for what is in the ring now to be recorded
+}
+
+// box is a sandbox that is followed.
+type box struct {
+	id    berm.SandboxID
+	first berm.First
+	ids   []idRange
+	over  atomic.Bool   // its files are not to be opened or read any more: it is taken away
+	full  atomic.Uint64 // events that found no room in the queue
+	mu    sync.Mutex
+	root  *os.File // its root directory, for files whose process is gone; nil when it is over
+
+	// Of the goroutine that makes records.
+	limit *rate.Limiter
+	sums  map[audit.ProcessSum]int // with a Count of 0
+	told  uint64                   // lost events that are recorded
+}
+
+// end lets go of what is open of a sandbox.
+func (b *box) end() {
+	b.over.Store(true)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.root != nil {
+		b.root.Close()
+		b.root = nil
+	}
+}
+
+type idRange struct{ inside, outside, count uint32 }
+
+// item is an event on its way to a record.
+type item struct {
+	trace.Event
+	box  *box
+	exe  *executable // of an execution
+	cwd  string
+	done []chan struct{} // to be closed when all before is recorded; the rest is empty then
+}
+
+// New begins to collect. Kind Unsupported names what the host lacks.
+func New(emitter audit.Emitter, log *slog.Logger) (*Collector, error) {
+	tracer, err := trace.New()
+	if err != nil {
+		return nil, err
+	}
+	c := &Collector{
+		audit: emitter, log: log, tracer: tracer, queue: make(chan item, queued),
+		stop: make(chan struct{}), boxes: map[uint32]*box{},
+	}
+	c.work.Go(c.read)
+	c.work.Go(c.record)
+	return c, nil
+}
+
+// Close ends it.
+func (c *Collector) Close() {
+	close(c.stop)
+	if err := c.tracer.Close(); err != nil {
+		c.log.Error("closing failed", "what", "process records", "error", err)
+	}
+	c.work.Wait()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, b := range c.boxes {
+		b.end()
+	}
+}
+
+// Follow begins with a sandbox. late says that it has run unseen until now.
+func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) error {
+	if first == nil {
+		return berm.Errorf(berm.Unsupported, "the processes of sandbox %s are not the host's", id)
+	}
+	b := &box{
+		id: id, first: *first, limit: rate.NewLimiter(eventsPerSecond, eventsAtOnce),
+		sums: map[audit.ProcessSum]int{},
+	}
+	var err error
+	if b.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", first.PID), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+		return berm.Errorf(berm.NotFound, "sandbox %s has no first process: %w", id, err)
+	}
+	if b.ids, err = readIDs(first.PID); err == nil {
+		c.mu.Lock()
+		c.boxes[first.Namespace] = b
+		c.mu.Unlock()
+		if err = c.tracer.Follow(first.Namespace); err != nil {
+			c.mu.Lock()
+			delete(c.boxes, first.Namespace)
+			c.mu.Unlock()
+		}
+	}
+	if err != nil {
+		b.end()
+		return err
+	}
+	if late {
+		c.emit(b, audit.Gap, audit.OK, "no server ran", map[string]any{"source": "processes"})
+	}
+	return nil
+}
+
+// readIDs reads which user ids of the host are which inside.
+func readIDs(pid int) (ids []idRange, err error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/uid_map", pid))
+	if err != nil {
+		return nil, berm.Errorf(berm.NotFound, "the ids of process %d: %w", pid, err)
+	}
+	defer f.Close()
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		var r idRange
+		if _, err := fmt.Sscan(lines.Text(), &r.inside, &r.outside, &r.count); err == nil {
+			ids = append(ids, r)
+		}
+	}
+	return ids, nil
+}
+
+// inside turns a user id of the host into that inside, if it has one.
+func (b *box) inside(uid uint32) int {
+	for _, r := range b.ids {
+		if uid >= r.outside && uid-r.outside < r.count {
+			return int(r.inside + uid - r.outside)
+		}
+	}
+	return int(uid)
+}
+
+// Forget ends it, when the sandbox has ended and what is known of its processes is recorded.
+func (c *Collector) Forget(id berm.SandboxID) {
+	c.mu.Lock()
+	var b *box
+	for _, of := range c.boxes {
+		if of.id == id {
+			b = of
+		}
+	}
+	c.mu.Unlock()
+	if b == nil {
+		return
+	}
+	b.end()
+	done := make(chan struct{})
+	c.mu.Lock()
+	c.waiting = append(c.waiting, done)
+	c.mu.Unlock()
+	if c.tracer.Flush() == nil {
+		select {
+		case <-done:
+		case <-time.After(endTime):
+		case <-c.stop:
+		}
+	}
+	c.mu.Lock()
+	delete(c.boxes, b.first.Namespace)
+	c.mu.Unlock()
+	c.tracer.Forget(b.first.Namespace)
+}
+
+func (c *Collector) find(namespace uint32) *box {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.boxes[namespace]
+}
+
+// read takes events from the kernel and looks at their processes while these are still there.
+func (c *Collector) read() {
+	defer close(c.queue)
+	for {
+		e, err := c.tracer.Read()
+		if errors.Is(err, trace.ErrFlushed) {
+			c.mu.Lock()
+			done := c.waiting
+			c.waiting = nil
+			c.mu.Unlock()
+			c.queue <- item{done: done}
+			continue
+		}
+		if err != nil {
+			return // closed
+		}
+		b := c.find(e.Namespace)
+		if b == nil {
+			continue
+		}
+		i := item{Event: e, box: b}
+		switch {
+		case e.Kind == trace.Exec && len(c.queue) < queued/2: // those behind are worth more than these
+			i.exe, i.cwd = c.hashes.look(b, e)
+		case e.Kind == trace.Exit && e.PID == 1:
+			b.end()
+		}
+		select {
+		case c.queue <- i:
+		default:
+			b.full.Add(1)
+			i.close()
+		}
+	}
+}
+
+func (i *item) close() {
+	if i.exe != nil && i.exe.file != nil {
+		i.exe.file.Close()
+		i.exe.file = nil
+	}
+}
+
+// record makes records of events, and once a second sums of what was too much.
+func (c *Collector) record() {
+	tick := time.NewTicker(time.Second)
+	defer tick.Stop()
+	for {
+		select {
+		case i, ok := <-c.queue:
+			if !ok {
+				return
+			}
+			if i.box != nil {
+				c.take(i)
+			}
+			for n, done := range i.done {
+				if n == 0 {
+					c.sums()
+				}
+				close(done)
+			}
+		case <-tick.C:
+			c.sums()
+		}
+	}
+}
+
+// sums records what was counted of all sandboxes.
+func (c *Collector) sums() {
+	c.mu.Lock()
+	boxes := slices.Collect(maps.Values(c.boxes))
+	c.mu.Unlock()
+	for _, b := range boxes {
+		c.sum(b)
+	}
+}
+
+var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit}
+
+func (c *Collector) take(i item) {
+	defer i.close()
+	b := i.box
+	p := audit.Process{PID: i.PID, PPID: i.Parent, Host: i.Host, UID: b.inside(i.UID)}
+	outcome := audit.OK
+	switch i.Kind {
+	case trace.Exec:
+		p.Exe = i.Name
+		if i.exe != nil {
+			p.Exe = i.exe.path
+			if p.Exe == "" {
+				p.Exe = i.Name
+			}
+		} else if strings.HasPrefix(i.File, "/") && path.Base(i.File) == i.Name {
+			p.Exe = i.File
+		}
+		p.Exe = audit.Shorten(p.Exe, 1024)
+	case trace.Exit:
+		status := syscall.WaitStatus(i.Status)
+		if status.Signaled() {
+			p.Signal = unix.SignalName(status.Signal())
+		} else {
+			code := status.ExitStatus()
+			p.Code = &code
+			if code != 0 {
+				outcome = audit.Failed
+			}
+		}
+	}
+	if !b.limit.Allow() {
+		if len(b.sums) >= maxSums {
+			p.Exe = ""
+		}
+		b.sums[audit.ProcessSum{Type: types[i.Kind], Exe: p.Exe}]++
+		return
+	}
+	if i.Kind == trace.Exec {
+		if i.exe != nil {
+			p.SHA256 = c.hashes.sum(b, i.exe)
+		}
+		p.Cwd = audit.Shorten(i.cwd, 1024)
+		args := strings.Split(strings.TrimSuffix(string(i.Args), "\x00"), "\x00")
+		p.Argv, p.Cut = audit.Fit(args, 12<<10)
+		p.Cut = p.Cut || i.ArgLen > len(i.Args)
+	}
+	c.emit(b, types[i.Kind], outcome, "", p)
+}
+
+// maxSums bounds the programs that are counted apart in a second.
+const maxSums = 100
+
+// sum records what was counted, and what was lost.
+func (c *Collector) sum(b *box) {
+	for s, n := range b.sums {
+		s.Count = n
+		c.emit(b, audit.ProcSum, audit.OK, "", s)
+	}
+	clear(b.sums)
+	if lost := c.tracer.Lost(b.first.Namespace) + b.full.Load(); lost > b.told {
+		c.emit(b, audit.Gap, audit.OK, "there were too many at once", map[string]any{"source": "processes", "count": lost - b.told})
+		b.told = lost
+	}
+}
+
+func (c *Collector) emit(b *box, what audit.Type, outcome audit.Outcome, reason string, data any) {
+	err := c.audit.Emit(audit.Record{
+		Sandbox: b.id, Actor: audit.Actor{Type: "system"}, Type: what, Src: "kernel", Trust: audit.TrustHost,
+		Outcome: outcome, Reason: reason, Data: data,
+	})
+	if err != nil {
+		c.log.Error("audit record lost", "sandbox", b.id, "type", what, "error", err)
+	}
+}

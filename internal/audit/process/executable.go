@@ -1,0 +1,172 @@
+package process
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/kernel/trace"
+)
+
+// executable is the file of an execution.
+type executable struct {
+	path string // inside; "" when only the kernel's name of the file is known
+	key  fileKey
+	hash string   // "" before it is known
+	file *os.File // to be hashed; nil when there is no need or no way
+}
+
+// fileKey is a version of a file: no program can set the time of the last change.
+type fileKey struct {
+	dev, ino     uint64
+	size         int64
+	mtime, ctime unix.Timespec
+}
+
+// seen is an executable as the kernel names it, for processes that are gone before they are
+// looked at.
+type seen struct {
+	namespace uint32
+	inode     uint64
+	size      int64
+	name      string
+}
+
+// hashes are those of executables.
+type hashes struct {
+	mu    sync.Mutex
+	known map[fileKey]string
+	last  map[seen]executable
+}
+
+const (
+	maxHashes = 10_000    // remembered
+	maxHashed = 512 << 20 // bytes of a file that is hashed
+)
+
+// look finds the file of an execution and where its process works. The process may be gone, or
+// executing something else by now.
+func (h *hashes) look(b *box, e trace.Event) (*executable, string) {
+	if b.over.Load() {
+		return nil, ""
+	}
+	dir := fmt.Sprintf("/proc/%d/", e.Host)
+	cwd, _ := os.Readlink(dir + "cwd")
+	// A lease that somebody inside has on the file must not hold this up.
+	f, err := os.OpenFile(dir+"exe", os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	if err == nil {
+		if x := h.check(f, e); x != nil {
+			x.path, _ = os.Readlink(dir + "exe")
+			return h.remember(e, x), cwd
+		}
+		f.Close()
+		cwd = ""
+	}
+	h.mu.Lock()
+	before, ok := h.last[seenOf(e)]
+	h.mu.Unlock()
+	if ok {
+		return &before, cwd
+	}
+	// Of a script, the first argument is the interpreter.
+	first, _, _ := bytes.Cut(e.Args, []byte{0})
+	for _, name := range []string{e.File, string(first)} {
+		if x := h.find(b, e, name); x != nil {
+			return x, cwd
+		}
+	}
+	return nil, cwd
+}
+
+// find looks for the file of an execution by a name of it. The name is resolved as inside, and
+// no link of /proc is followed.
+func (h *hashes) find(b *box, e trace.Event, name string) *executable {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.root == nil || !strings.HasPrefix(name, "/") {
+		return nil
+	}
+	fd, err := unix.Openat2(int(b.root.Fd()), name, &unix.OpenHow{
+		Flags:   unix.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+	})
+	if err != nil {
+		return nil
+	}
+	f := os.NewFile(uintptr(fd), "exe")
+	x := h.check(f, e)
+	if x == nil {
+		f.Close()
+		return nil
+	}
+	x.path, _ = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	return h.remember(e, x)
+}
+
+// check makes an executable of an open file if it is that of the event.
+func (h *hashes) check(f *os.File, e trace.Event) *executable {
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != e.Inode || st.Size != e.Size {
+		return nil
+	}
+	return &executable{key: fileKey{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, file: f}
+}
+
+func seenOf(e trace.Event) seen { return seen{e.Namespace, e.Inode, e.Size, e.Name} }
+
+// remember keeps an executable for later ones, and closes its file if its hash is known.
+func (h *hashes) remember(e trace.Event, x *executable) *executable {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.known == nil || len(h.known) > maxHashes {
+		h.known = map[fileKey]string{}
+	}
+	if h.last == nil || len(h.last) > maxHashes {
+		h.last = map[seen]executable{}
+	}
+	x.hash = h.known[x.key]
+	if x.hash != "" || x.key.size > maxHashed {
+		x.file.Close()
+		x.file = nil
+	}
+	h.last[seenOf(e)] = executable{path: x.path, key: x.key}
+	return x
+}
+
+// sum is the hash of an executable, "" when it cannot be known any more.
+func (h *hashes) sum(b *box, x *executable) string {
+	h.mu.Lock()
+	hash := h.known[x.key]
+	h.mu.Unlock()
+	if hash != "" || x.file == nil {
+		return hash
+	}
+	sum := sha256.New()
+	for {
+		if b.over.Load() {
+			return ""
+		}
+		if _, err := io.CopyN(sum, x.file, 1<<20); err == io.EOF { //nolint:errorlint // io.CopyN returns it as it is
+			break
+		} else if err != nil {
+			return ""
+		}
+	}
+	hash = hex.EncodeToString(sum.Sum(nil))
+	// Not if it was changed meanwhile.
+	var st unix.Stat_t
+	if unix.Fstat(int(x.file.Fd()), &st) != nil || (fileKey{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}) != x.key {
+		return ""
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.known[x.key] = hash
+	return hash
+}
