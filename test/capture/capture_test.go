@@ -9,9 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -310,5 +313,82 @@ func TestFlood(t *testing.T) {
 	}
 	if n[audit.ProcExec] < 4000 || n[audit.ProcFork] < 4000 || n[audit.ProcExit] < 4000 || n[audit.ProcSum] == 0 || len(all) > 11000 {
 		t.Errorf("%v in %d records", n, len(all))
+	}
+}
+
+// Who records may stop or die: what runs inside goes on.
+func TestReaderDies(t *testing.T) {
+	harness.Slow(t)
+	s := harness.Serve(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	box, err := s.Create(ctx, time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Its times tell when it ran, its output is what nobody reads.
+	if _, err := box.Run(ctx, harness.Shell("root", "setsid sh -c 'while :; do date +%s%N >>/tmp/times; done' >/dev/null 2>&1 </dev/null &")); err != nil {
+		t.Fatal(err)
+	}
+	ran := func(from, to time.Time) bool {
+		t.Helper()
+		content, err := box.Read(ctx, "root", "/tmp/times")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer content.Close()
+		text, err := io.ReadAll(content)
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, last := from.Add(to.Sub(from)/4), from.Add(to.Sub(from)*3/4)
+		early, late := false, false
+		for line := range strings.Lines(string(text)) {
+			ns, _ := strconv.ParseInt(strings.TrimSpace(line), 10, 64)
+			at := time.Unix(0, ns)
+			early = early || at.After(from) && at.Before(first)
+			late = late || at.After(last) && at.Before(to)
+		}
+		if !early || !late {
+			t.Logf("between %d and %d: %d bytes, the end %q", from.UnixNano(), to.UnixNano(), len(text), text[max(0, len(text)-120):])
+		}
+		return early && late
+	}
+	process, err := os.FindProcess(s.PID())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.Signal(syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	stopped := time.Now()
+	time.Sleep(3 * time.Second)
+	goes := time.Now()
+	if err := process.Signal(syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	if !ran(stopped, goes) {
+		t.Error("it did not run while the server was stopped")
+	}
+	s.Crash()
+	died := time.Now()
+	time.Sleep(3 * time.Second) // the machine may be busy
+	again := time.Now()
+	if err := s.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !ran(died, again) {
+		t.Error("it did not run while no server was there")
+	}
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	all := records(t, s, box.ID, 1, audit.SandboxExit)
+	gaps := only(all, audit.Gap)
+	if len(gaps) == 0 || gaps[len(gaps)-1].Data.(map[string]any)["source"] != "processes" {
+		t.Errorf("gaps: %+v", gaps)
+	}
+	if after := all[slices.IndexFunc(all, func(r audit.Record) bool { return r.Type == audit.Gap }):]; len(only(after, audit.ProcExec))+len(only(after, audit.ProcSum)) == 0 {
+		t.Error("after the gap no process is recorded")
 	}
 }
