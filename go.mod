@@ -28,7 +28,7 @@ require (
 	software.sslmate.com/src/go-pkcs12 v0.7.4
 )
 
-require github.com/cilium/ebpf v0.22.0 // indirect
+require github.com/cilium/ebpf v0.22.0
 
 require (
 	github.com/clipperhouse/displaywidth v0.11.0 // indirect
