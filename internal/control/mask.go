@@ -49,6 +49,9 @@ func (r *Route) mask(ctx context.Context, body io.ReadCloser) (*masked, error) {
 	if err != nil {
 		return nil, err
 	}
+	// A client that leaves must not take the broker's answer away: the link would end with it.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), attachTime)
+	defer cancel()
 	if err := broker.MaskStream(ctx, theirs); err != nil {
 		conn.Close()
 		return nil, err
