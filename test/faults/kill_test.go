@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -292,6 +293,7 @@ func TestKillsLocal(t *testing.T) {
 	const flows = 200
 	for victim, says := range map[string]string{"egressd": "the network service", "brokerd": "the service of credentials"} {
 		t.Run(victim, func(t *testing.T) {
+			before := harness.Look(nil)
 			cmd := exec.Command(binary, "run", "--rw", ".", "--policy", "net.json", "--cred", "web=env:SECRET,host=web.test", "--", "python3", "storm.py",
 				"run", mine, "web.test", strings.Join(forbidden, ","), fmt.Sprint(flows))
 			cmd.Dir, cmd.Env = dir, append(os.Environ(), "SECRET=s3cr3t-of-the-test-0123456789", "HOME="+t.TempDir())
@@ -341,6 +343,17 @@ func TestKillsLocal(t *testing.T) {
 			}
 			if end(); !strings.Contains(told.String(), says) {
 				t.Errorf("not told: %q", told)
+			}
+			// The control group of a berm that is killed is left to later runs.
+			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+				left := slices.DeleteFunc(before.Diff(harness.Look(nil)), func(what string) bool { return strings.HasPrefix(what, "+ cgroup ") })
+				if len(left) == 0 {
+					break
+				}
+				if time.Now().After(deadline) {
+					t.Errorf("left behind: %q", left)
+					break
+				}
 			}
 		})
 	}
