@@ -73,9 +73,10 @@ type masked struct {
 }
 
 func (m *masked) send() {
-	defer close(m.sent)
-	if m.n, m.err = io.Copy(m.conn, onlyReader{m.body}); m.err == nil {
-		m.err = m.conn.CloseWrite()
+	m.n, m.err = io.Copy(m.conn, onlyReader{m.body})
+	close(m.sent) // before the broker can see the end and answer with its own
+	if m.err == nil {
+		_ = m.conn.CloseWrite()
 	} else {
 		m.conn.Close()
 	}
