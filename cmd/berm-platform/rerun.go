@@ -28,6 +28,10 @@ const (
 	slowerPlus = 30 * time.Second
 )
 
+// late is how much after its end a command may be recorded to have ended: whoever waited for
+// it may have gone on.
+const late = 50 * time.Millisecond
+
 // settleTime is how long the record of the end of a rerun is waited for.
 const settleTime = 15 * time.Second
 
@@ -118,15 +122,16 @@ func (r *rerun) do(ctx context.Context, keep bool) (id berm.SandboxID, result re
 		return "", result, err
 	}
 	id = r.fresh.ID
-	if !keep {
-		defer func() {
+	killed := keep
+	defer func() {
+		if !killed {
 			final, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 			defer cancel()
-			if killed := r.c.Kill(final, id); killed != nil && berm.KindOf(killed) != berm.NotFound {
-				err = errors.Join(err, killed)
+			if failed := r.c.Kill(final, id); failed != nil && berm.KindOf(failed) != berm.NotFound {
+				err = errors.Join(err, failed)
 			}
-		}()
-	}
+		}
+	}()
 	if err := r.policy(ctx); err != nil {
 		return id, result, err
 	}
@@ -134,10 +139,11 @@ func (r *rerun) do(ctx context.Context, keep bool) (id berm.SandboxID, result re
 	if err := r.run(ctx); err != nil {
 		return id, result, err
 	}
-	if !keep {
+	if !killed {
 		if err := r.c.Kill(ctx, id); err != nil {
 			return id, result, err
 		}
+		killed = true
 	}
 	is, err := r.settled(ctx, id, !keep)
 	if err != nil {
@@ -224,9 +230,16 @@ func (r *rerun) run(ctx context.Context) error {
 		}
 	}()
 	for _, s := range steps {
-		for c := range running {
-			if c.Ended && !c.End.After(s.at) {
+		for c, r := range running {
+			switch {
+			case !c.Ended || c.End.After(s.at.Add(late)):
+			case !c.End.After(s.at):
 				await(c)
+			default:
+				select {
+				case <-r.done:
+				case <-time.After(slower*c.End.Sub(c.Start) + time.Second): // it was not waited for
+				}
 			}
 		}
 		switch {

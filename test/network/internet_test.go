@@ -21,6 +21,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -34,6 +35,9 @@ import (
 
 // inside is set in the process that is the internet.
 const inside = "BERM_TEST_INTERNET"
+
+// repository names, for that process, the directory of a git repository that it serves.
+const repository = "BERM_TEST_REPOSITORY"
 
 // The internet of the test, a network namespace of its own behind a pair of links. It owns
 // addresses of the real one, which nothing here has a way to.
@@ -153,6 +157,12 @@ func internet() {
 		body, status := "hello "+r.Host, 200
 		if s, ok := statuses[r.Host]; ok {
 			body, status = "", s
+		}
+		if name, ok := strings.CutPrefix(r.URL.Path, "/app.git/"); ok { // a repository, served as files
+			content, err := os.ReadFile(filepath.Join(os.Getenv(repository), filepath.Clean("/"+name)))
+			if body, status = string(content), 200; err != nil {
+				status = 404
+			}
 		}
 		switch r.URL.Path {
 		case "/hash": // what came in a field, without telling it

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -166,13 +167,46 @@ func (a *account) files() {
 		text += fmt.Sprintf(", seen at %s (%s)", a.Clock(when), why)
 	}
 	a.line("  ", text)
-	for i, f := range files {
-		if i == maxList {
-			a.line("  ", fmt.Sprintf("and %d more", len(files)-i))
-			break
-		}
-		a.line("  ", fileLine(f))
+	lines := fileLines(files)
+	for _, line := range lines[:min(maxList, len(lines))] {
+		a.line("  ", line)
 	}
+	if left := len(lines) - maxList; left > 0 {
+		a.line("  ", fmt.Sprintf("and %d more", left))
+	}
+}
+
+// machines are directories that programs fill, and people do not read.
+var machines = []string{"node_modules", "__pycache__", "site-packages", "target", "venv"}
+
+// fileLines tells files in a line each, and what lies in such a directory in one.
+func fileLines(files []File) (lines []string) {
+	collapsed, at := map[string]int{}, map[string]int{}
+	for _, f := range files {
+		dir := ""
+		for i, r := range f.Path {
+			if r != '/' || i == 0 {
+				continue
+			}
+			name := path.Base(f.Path[:i])
+			if strings.HasPrefix(name, ".") || slices.Contains(machines, name) {
+				dir = f.Path[:i]
+				break
+			}
+		}
+		if dir == "" {
+			lines = append(lines, fileLine(f))
+			continue
+		}
+		if collapsed[dir]++; collapsed[dir] == 1 {
+			at[dir] = len(lines)
+			lines = append(lines, "")
+		}
+	}
+	for dir, n := range collapsed {
+		lines[at[dir]] = fmt.Sprintf("%-7s %s/… (%s)", "in", dir, count(n, "path"))
+	}
+	return lines
 }
 
 func fileLine(f File) string {
