@@ -396,6 +396,9 @@ func (e *Event) Bad() bool {
 	if e.Command != nil && e.Type == audit.ExecExit {
 		return e.Command.Failed()
 	}
+	if e.Type == audit.ProcExit { // many programs answer by their exit code
+		return false
+	}
 	return e.Outcome == audit.Denied || e.Outcome == audit.Failed || e.Type == audit.LimitHit || e.Type == audit.Gap
 }
 

@@ -97,6 +97,9 @@ func (s *processes) see(e *Event, data *audit.Process) {
 		s.gone(p, e.Time)
 		p = nil
 	}
+	if p == nil && e.Type == audit.ProcExit {
+		return // its command's end was told before
+	}
 	if p == nil {
 		p = s.add(&Process{PID: data.PID, PPID: data.PPID, Host: data.Host, Start: e.Time, Trust: e.Trust})
 		// Until it executes something it is a copy of its parent.
@@ -121,7 +124,7 @@ func (s *processes) see(e *Event, data *audit.Process) {
 func (s *processes) command(c *Command, ended bool) {
 	p := s.find(c.PID, 0)
 	if c.PID == 0 { // it never ended
-		if !ended {
+		if !ended && len(s.host) == 0 { // else it is told of as a process
 			s.add(&Process{Start: c.Start, Trust: c.Trust, Images: []Image{{Time: c.Start, Argv: c.Argv, Cwd: c.Cwd}}, Command: c})
 		}
 		return

@@ -42,7 +42,7 @@ func (e *Event) Text() string {
 	}
 	switch e.Outcome {
 	case audit.Failed:
-		if e.Type != audit.ExecExit {
+		if e.Type != audit.ExecExit && e.Type != audit.ProcExit { // which say how
 			text += ": failed"
 		}
 	case audit.Denied:
