@@ -28,7 +28,10 @@ require (
 	software.sslmate.com/src/go-pkcs12 v0.7.4
 )
 
-require github.com/cilium/ebpf v0.22.0
+require (
+	github.com/cilium/ebpf v0.22.0
+	go.opentelemetry.io/proto/otlp v1.11.1
+)
 
 require (
 	github.com/clipperhouse/displaywidth v0.11.0 // indirect

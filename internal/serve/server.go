@@ -83,6 +83,10 @@ type Config struct {
 	// the file WebhookSecret.
 	Webhooks, WebhookEvents []string
 	WebhookSecret           string
+	// OTLP is an endpoint of OpenTelemetry that gets records of the types OTLPEvents, "" for
+	// none, with OTLPHeaders, NAME=VALUE.
+	OTLP                    string
+	OTLPHeaders, OTLPEvents []string
 
 	Templates control.Templates
 	// Drivers makes the drivers of this machine, once the data directory is held.
@@ -111,18 +115,28 @@ func (c *Config) audit() (*trail.Log, error) {
 
 // forward sends records on. It returns what stops it.
 func (c *Config) forward(records *trail.Log) (stop func(), err error) {
-	if err := forward.ParseTypes(c.WebhookEvents); err != nil {
+	if err := errors.Join(forward.ParseTypes(c.WebhookEvents), forward.ParseTypes(c.OTLPEvents)); err != nil {
 		return nil, err
 	}
 	var all []*forward.Forwarder
+	add := func(kind, address string, types []string, target forward.Target) {
+		all = append(all, &forward.Forwarder{
+			Dir: filepath.Join(c.Data, "audit"), Name: forward.TargetName(kind, address), Types: types, Target: target, Log: c.Log,
+		})
+	}
 	for _, address := range c.Webhooks {
 		target, err := forward.NewWebhook(address, c.WebhookSecret, records.Origin())
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, &forward.Forwarder{
-			Dir: filepath.Join(c.Data, "audit"), Name: forward.TargetName(address), Types: c.WebhookEvents, Target: target, Log: c.Log,
-		})
+		add("webhook", address, c.WebhookEvents, target)
+	}
+	if c.OTLP != "" {
+		target, err := forward.NewOTLP(c.OTLP, c.OTLPHeaders, records.Origin())
+		if err != nil {
+			return nil, err
+		}
+		add("otlp", c.OTLP, c.OTLPEvents, target)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -2,6 +2,7 @@
 package forward
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,9 +25,13 @@ const (
 	retryLast  = 5 * time.Minute
 )
 
-// Target takes records. Send returns nil when it has them; it gets them again otherwise.
+// Target takes records.
 type Target interface {
-	Send(ctx context.Context, line trail.Line) error
+	// Send sends lines, at least one. It returns nil when the target has all of them; it gets
+	// them again otherwise.
+	Send(ctx context.Context, lines []trail.Line) error
+	// AtOnce is how many lines Send takes at most.
+	AtOnce() int
 }
 
 // Forwarder sends records to a target, in order, each at least once: the log is the queue, and
@@ -75,21 +80,7 @@ func (f *Forwarder) Run(ctx context.Context, next uint64) {
 		}
 	}
 	for ctx.Err() == nil {
-		for line, err := range trail.Dir(f.Dir).Follow(ctx, at) {
-			if err != nil {
-				f.Log.Error("records are not sent", "target", f.Name, "error", err)
-				break
-			}
-			if f.wants(line.Type) {
-				if !f.send(ctx, line) {
-					return
-				}
-				if err := f.save(line.Seq + 1); err != nil {
-					f.Log.Error("the place in the log cannot be kept", "target", f.Name, "error", err)
-				}
-			}
-			at = line.Seq + 1
-		}
+		at = f.follow(ctx, at)
 		select {
 		case <-ctx.Done():
 		case <-time.After(retryLast):
@@ -97,17 +88,64 @@ func (f *Forwarder) Run(ctx context.Context, next uint64) {
 	}
 }
 
-// send tries until the target has a record. It returns false when ctx ends before.
-func (f *Forwarder) send(ctx context.Context, line trail.Line) bool {
+// follow sends the records from a number on until the log cannot be read, or ctx ends. It
+// returns the number of the next.
+func (f *Forwarder) follow(ctx context.Context, at uint64) uint64 {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	lines := make(chan trail.Line, f.Target.AtOnce())
+	go func() {
+		defer close(lines)
+		for line, err := range trail.Dir(f.Dir).Follow(ctx, at) {
+			if err != nil {
+				f.Log.Error("records are not sent", "target", f.Name, "error", err)
+				return
+			}
+			if !f.wants(line.Type) {
+				continue
+			}
+			line.Raw = bytes.Clone(line.Raw)
+			select {
+			case lines <- line:
+			case <-ctx.Done():
+				return
+			}
+		}
+	}()
+	for line := range lines {
+		batch := []trail.Line{line}
+		for waiting := true; waiting && len(batch) < f.Target.AtOnce(); {
+			select {
+			case line, ok := <-lines:
+				if waiting = ok; ok {
+					batch = append(batch, line)
+				}
+			default:
+				waiting = false
+			}
+		}
+		if !f.send(ctx, batch) {
+			return at
+		}
+		at = batch[len(batch)-1].Seq + 1
+		if err := f.save(at); err != nil {
+			f.Log.Error("the place in the log cannot be kept", "target", f.Name, "error", err)
+		}
+	}
+	return at
+}
+
+// send tries until the target has the lines. It returns false when ctx ends before.
+func (f *Forwarder) send(ctx context.Context, lines []trail.Line) bool {
 	for pause := retryFirst; ; pause = min(2*pause, retryLast) {
-		err := f.Target.Send(ctx, line)
+		err := f.Target.Send(ctx, lines)
 		if err == nil {
 			return true
 		}
 		if ctx.Err() != nil {
 			return false
 		}
-		f.Log.Warn("a record is sent again later", "target", f.Name, "record", line.Seq, "in", pause, "error", err)
+		f.Log.Warn("records are sent again later", "target", f.Name, "first", lines[0].Seq, "in", pause, "error", err)
 		select {
 		case <-ctx.Done():
 			return false

@@ -16,6 +16,9 @@ import (
 	"testing"
 	"time"
 
+	logs "go.opentelemetry.io/proto/otlp/logs/v1"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
@@ -48,14 +51,18 @@ type receiver struct {
 	fail int
 }
 
-func (r *receiver) Send(_ context.Context, line trail.Line) error {
+func (r *receiver) AtOnce() int { return 3 }
+
+func (r *receiver) Send(_ context.Context, lines []trail.Line) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fail > 0 {
 		r.fail--
 		return errors.New("not now")
 	}
-	r.got = append(r.got, line.Seq)
+	for _, line := range lines {
+		r.got = append(r.got, line.Seq)
+	}
 	return nil
 }
 
@@ -131,7 +138,7 @@ func TestWebhook(t *testing.T) {
 	}
 	raw := []byte(`{"seq":7,"type":"sandbox.exit"}`)
 	line := trail.Line{Record: audit.Record{Seq: 7, Type: audit.SandboxExit, Sandbox: "i1", Time: time.Unix(5, 0).UTC()}, Raw: raw}
-	if err := w.Send(t.Context(), line); err != nil {
+	if err := w.Send(t.Context(), []trail.Line{line}); err != nil {
 		t.Fatal(err)
 	}
 	if got.SpecVersion != "1.0" || got.ID != "7" || got.Source != "/berm/berm-audit-1" || got.Type != "dev.berm.sandbox.exit" ||
@@ -139,12 +146,53 @@ func TestWebhook(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for _, status = range []int{301, 404, 500} {
-		if err := w.Send(t.Context(), line); berm.KindOf(err) != berm.Unavailable {
+		if err := w.Send(t.Context(), []trail.Line{line}); berm.KindOf(err) != berm.Unavailable {
 			t.Errorf("%d: %v", status, err)
 		}
 	}
 	if _, err := NewWebhook("http://example.com/", secret, ""); berm.KindOf(err) != berm.Invalid {
 		t.Errorf("http to another host: %v", err)
+	}
+}
+
+func TestOTLP(t *testing.T) {
+	var got logs.LogsData
+	status := http.StatusOK
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, _ := io.ReadAll(r.Body)
+		if err := proto.Unmarshal(body, &got); err != nil || r.URL.Path != "/v1/logs" || r.Header.Get("X-Key") != "k=1" {
+			t.Errorf("%s %v: %v", r.URL, r.Header, err)
+		}
+		w.WriteHeader(status)
+	}))
+	defer server.Close()
+	o, err := NewOTLP(server.URL, []string{"x-key=k=1"}, "berm-audit-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := []trail.Line{
+		{Record: audit.Record{Seq: 7, Type: audit.SandboxExit, Sandbox: "i1", Time: time.Unix(5, 0), Outcome: audit.OK, Data: map[string]any{"code": 1}}},
+		{Record: audit.Record{Seq: 8, Type: audit.NetFlow, Sandbox: "i1", Time: time.Unix(6, 0), Outcome: audit.Denied, Reason: "bad\xff"}},
+	}
+	if err := o.Send(t.Context(), lines); err != nil {
+		t.Fatal(err)
+	}
+	records := got.ResourceLogs[0].ScopeLogs[0].LogRecords
+	if len(records) != 2 || records[0].EventName != "berm.sandbox.exit" || records[0].Body.GetStringValue() != `{"code":1}` || records[0].TimeUnixNano != 5e9 ||
+		records[1].SeverityNumber != logs.SeverityNumber_SEVERITY_NUMBER_WARN {
+		t.Errorf("%v", records)
+	}
+	status = http.StatusTooManyRequests
+	if err := o.Send(t.Context(), lines); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("refused: %v", err)
+	}
+	for _, wrong := range []string{"", "ftp://x", "/v1/logs"} {
+		if _, err := NewOTLP(wrong, nil, ""); berm.KindOf(err) != berm.Invalid {
+			t.Errorf("%q: %v", wrong, err)
+		}
+	}
+	if _, err := NewOTLP(server.URL, []string{"nothing"}, ""); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("header: %v", err)
 	}
 }
 

@@ -46,15 +46,19 @@ func NewWebhook(address, secretFile, log string) (*Webhook, error) {
 	return &Webhook{hook: h, log: log}, nil
 }
 
-// TargetName names the file that tells how far a target at an address got.
-func TargetName(address string) string {
+// TargetName names the file that tells how far a target of a kind, at an address, got.
+func TargetName(kind, address string) string {
 	sum := sha256.Sum256([]byte(address))
-	return "webhook-" + hex.EncodeToString(sum[:8])
+	return kind + "-" + hex.EncodeToString(sum[:8])
 }
+
+// AtOnce implements Target.
+func (w *Webhook) AtOnce() int { return 1 }
 
 // Send implements Target. A receiver has an event when it answers with 2xx; it tells repeated
 // ones by their source and id.
-func (w *Webhook) Send(ctx context.Context, line trail.Line) error {
+func (w *Webhook) Send(ctx context.Context, lines []trail.Line) error {
+	line := lines[0]
 	body, err := json.Marshal(event{
 		SpecVersion: "1.0", ID: strconv.FormatUint(line.Seq, 10), Source: "/berm/" + w.log, Type: "dev.berm." + string(line.Type),
 		Subject: string(line.Sandbox), Time: line.Time, DataContentType: "application/json", Data: line.Raw,
