@@ -50,7 +50,6 @@ link or query of a program in the sandbox reaches yours.`,
 	flags.Float64Var(&speed, "speed", 1, "how many times as fast as it was")
 	asJSON := flags.Bool("json", false, "print events and output, one JSON object a line")
 	flags.StringVar(&html, "html", "", "write a page for a browser to this file (- for stdout)")
-	cmd.MarkFlagsMutuallyExclusive("json", "html")
 	completeFlag(cmd, "only", cobra.FixedCompletions(replay.Lanes, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := sandboxID(args[0])
@@ -61,6 +60,9 @@ link or query of a program in the sandbox reaches yours.`,
 			if !slices.Contains(replay.Lanes, lane) {
 				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--only %q: the lanes are %s", lane, strings.Join(replay.Lanes, ", "))}
 			}
+		}
+		if *asJSON && html != "" {
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--json and --html are two forms of the output")}
 		}
 		if !(speed > 0 && speed <= 1000) {
 			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--speed must be above 0 and at most 1000")}

@@ -203,6 +203,17 @@ func Reached(e *egress.Event) string {
 	return text
 }
 
+// texts is a list of texts in decoded JSON.
+func texts(v any) (list []string) {
+	values, _ := v.([]any)
+	for _, v := range values {
+		if s, ok := v.(string); ok {
+			list = append(list, s)
+		}
+	}
+	return list
+}
+
 // plain tells of the types whose data is a map.
 func (e *Event) plain(data map[string]any) string {
 	str := func(name string) string {
@@ -216,8 +227,8 @@ func (e *Event) plain(data map[string]any) string {
 	}
 	switch e.Type {
 	case audit.SandboxCreate:
-		if e.Command != nil {
-			return fmt.Sprintf("%s in %s, by %s", Argv(e.Command.Argv), e.Command.Cwd, who(e.Actor))
+		if argv := texts(data["argv"]); argv != nil { // of berm run
+			return fmt.Sprintf("%s in %s, by %s", Argv(argv), str("workspace"), who(e.Actor))
 		}
 		return fmt.Sprintf("created from %s at level %s by %s", str("template"), str("level"), who(e.Actor))
 	case audit.SandboxStart:

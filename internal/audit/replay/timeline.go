@@ -265,13 +265,9 @@ func (t *Timeline) created(e *Event) {
 		t.Level = s
 	}
 	// berm run tells its command with the sandbox.
-	if argv, ok := data["argv"].([]any); ok {
+	if argv := texts(data["argv"]); argv != nil {
 		c := &Command{Number: len(t.Commands) + 1, Start: e.Time, Trust: e.Trust, Actor: e.Actor}
-		for _, a := range argv {
-			if s, ok := a.(string); ok {
-				c.Argv = append(c.Argv, s)
-			}
-		}
+		c.Argv = argv
 		c.Cwd, _ = data["workspace"].(string)
 		e.Command = c
 		t.Commands = append(t.Commands, c)
