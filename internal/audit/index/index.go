@@ -225,8 +225,14 @@ func (x *Index) fresh(ctx context.Context, do func() error) error {
 	if err == nil {
 		err = do()
 	}
-	if err == nil || ctx.Err() != nil {
-		return errors.Join(ctx.Err(), err)
+	var log *unreadable
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case errors.As(err, &log):
+		return log.error // the index is not to blame
 	}
 	if err := x.renew(); err != nil {
 		return err
@@ -239,6 +245,9 @@ func (x *Index) fresh(ctx context.Context, do func() error) error {
 	}
 	return nil
 }
+
+// unreadable says that the log cannot be read, and so no question be answered.
+type unreadable struct{ error }
 
 // batch is how many records are taken in at once.
 const batch = 5000
@@ -280,6 +289,9 @@ func (x *Index) update(ctx context.Context) error {
 		}
 	}()
 	for line, err := range x.source.Records(last) {
+		if err != nil && line.Raw == nil {
+			return &unreadable{err}
+		}
 		if err != nil {
 			continue // what is no record is found by whoever verifies the log
 		}

@@ -226,6 +226,31 @@ func TestOf(t *testing.T) {
 	}
 }
 
+// A log that cannot be read is no log without records.
+func TestUnreadableLog(t *testing.T) {
+	l, x := sessions(t)
+	before := seqs(t, x, Query{})
+	path := filepath.Join(l.Dir, "log.jsonl")
+	if err := os.Rename(path, path+".away"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(path, 0o700); err != nil { // reading it fails
+		t.Fatal(err)
+	}
+	if found, err := x.Query(t.Context(), Query{}); err == nil {
+		t.Errorf("%d records", len(found))
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(path+".away", path); err != nil {
+		t.Fatal(err)
+	}
+	if got := seqs(t, x, Query{}); len(got) != len(before) {
+		t.Errorf("%d records, want %d", len(got), len(before))
+	}
+}
+
 func TestParseRefuses(t *testing.T) {
 	for _, q := range []string{"sandbox=A/b", "since=yesterday", "until=1", "verdict=maybe", "path=relative", "after=-1", "after=x", "limit=-1"} {
 		values, err := url.ParseQuery(q)

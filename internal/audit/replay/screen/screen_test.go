@@ -147,12 +147,12 @@ func inert(t *testing.T, runs []Run) {
 
 // No sequence costs more than its share: a recording of 64 MiB is played, whatever it holds.
 func TestHostileOutputIsCheap(t *testing.T) {
-	plain := cost(strings.Repeat("an ordinary line of output of a build\r\n", 1<<18/40))
+	plain := cost(strings.Repeat("an ordinary line of output of a build\r\n", 1<<16/40))
 	for _, unit := range []string{
 		"\x1b[J", "\x1b[2J", "\x1b[L", "\x1b[M", "\x1b[S", "\x1b[T", "\x1b[9999X", "\x1b[9999P", "\x1b[9999@", "\x1b[9999bx",
 		"\x1b[41m\x1b[2K", "x\x1b[9999b", "\x1b[?1049h\x1b[?1049l", "\x1bM", "\x1bc", "\x1b[500Gx\x1b[J", "\x1b[9999Z", "\x1b[9999I",
 	} {
-		if c := cost(strings.Repeat(unit, 1<<18/len(unit))); c > 300*plain {
+		if c := cost(strings.Repeat(unit, 1<<16/len(unit))); c > 300*plain {
 			t.Errorf("%q costs %s a MiB, an ordinary line %s", unit, c, plain)
 		}
 	}

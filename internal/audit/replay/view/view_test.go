@@ -157,7 +157,7 @@ func TestHostileView(t *testing.T) {
 	for _, id := range []berm.SandboxID{id, evil} {
 		m := view(t, id, Options{})
 		random := rand.New(rand.NewPCG(1, 2))
-		for range 1500 {
+		for range 250 {
 			m.key(keys[random.IntN(len(keys))])
 			m.tick(time.Duration(random.IntN(200)) * time.Millisecond)
 			_ = shown(t, m, random.IntN(200), random.IntN(60))

@@ -16,6 +16,8 @@ import (
 // Bounds of a page.
 const (
 	maxScreens = 32 << 20 // bytes of what was on screens
+	maxEvents  = 32 << 20 // bytes of events; those of processes have half of it at most
+	maxRunning = 50_000   // processes
 	maxDiffs   = 8 << 20  // bytes of differences
 	maxFiles   = 100_000  // files in all lists
 	maxText    = 2000     // columns of one event
@@ -118,17 +120,27 @@ func collect(t *replay.Timeline, p replay.Part) *session {
 		s.Warnings = append(s.Warnings, text(w))
 	}
 	s.Events, s.Commands, s.Processes, s.Files, s.Diffs = []event{}, []command{}, []process{}, []files{}, []string{}
+	size, left := 0, 0
 	for _, e := range t.Events {
 		lane := replay.Lane(e.Type)
 		if !has(lane) {
+			continue
+		}
+		if size > maxEvents || size > maxEvents/2 && lane == replay.Proc {
+			left++
 			continue
 		}
 		what := e.Text()
 		if e.Trust == audit.TrustGuest {
 			what = "(guest) " + what
 		}
+		what = text(what)
+		size += len(what) + 40
 		bad := e.Bad()
-		s.Events = append(s.Events, event{c.at(e.Time), text(lane), text(what), bad, !bad && (lane == replay.Network || lane == replay.Credentials)})
+		s.Events = append(s.Events, event{c.at(e.Time), text(lane), what, bad, !bad && (lane == replay.Network || lane == replay.Credentials)})
+	}
+	if left > 0 {
+		s.Warnings = append(s.Warnings, fmt.Sprintf("%d events are not in this page: there are too many", left))
 	}
 	if has(replay.Exec) || has(replay.Output) {
 		s.Panes = append(s.Panes, "terminal")
@@ -226,7 +238,10 @@ func toLine(runs []screen.Run) []any {
 func (c *collector) processes() {
 	places := map[*replay.Process]int{}
 	alive := map[int]*replay.Process{}
-	for i, p := range c.Processes {
+	if left := len(c.Processes) - maxRunning; left > 0 {
+		c.page.Warnings = append(c.page.Warnings, fmt.Sprintf("the last %d processes are not in this page: there are too many", left))
+	}
+	for i, p := range c.Processes[:min(maxRunning, len(c.Processes))] {
 		places[p] = i
 		out := process{PID: p.PID, Parent: -1, Start: c.at(p.Start), End: -1, Guest: p.Trust == audit.TrustGuest, Images: [][]any{}}
 		if parent := alive[p.PPID]; parent != nil && p.PPID != 0 && parent != p && !parent.Ended(p.Start) {
