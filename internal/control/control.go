@@ -52,7 +52,8 @@ type Config struct {
 	Templates Templates
 	Store     Store
 	Audit     audit.Emitter
-	// AuditDir is the directory of the audit log, for the content of files.
+	// AuditDir is the directory of the audit log, for the content of files that sandboxes
+	// wrote. "" leaves what they wrote unrecorded.
 	AuditDir string
 	Log      *slog.Logger
 	// Seed is what access tokens are derived from, so that they need no storage and

@@ -159,7 +159,7 @@ func TestLifecycle(t *testing.T) {
 	if err != nil || dead.State != berm.Killed || dead.Exit == nil || dead.Exit.Reason != berm.ReasonKilled {
 		t.Errorf("dead: %+v, %v", dead, err)
 	}
-	const told = "sandbox.create:ok policy.set:ok sandbox.start:ok sandbox.pause:ok sandbox.resume:ok fs.change:failed sandbox.exit:ok" // nothing is written in memory
+	const told = "sandbox.create:ok policy.set:ok sandbox.start:ok sandbox.pause:ok sandbox.resume:ok sandbox.exit:ok"
 	if got := w.audit.types(s.ID); got != told {
 		t.Errorf("records %s", got)
 	}

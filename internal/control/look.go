@@ -19,8 +19,11 @@ const (
 	lookTime = 10 * time.Second
 )
 
-// openLook begins a look at what the sandbox writes.
+// openLook begins a look at what the sandbox writes, if that is recorded.
 func (s *session) openLook(ctx context.Context) error {
+	if s.m.AuditDir == "" {
+		return nil
+	}
 	w, err := s.current().Writable(ctx)
 	if err != nil {
 		return err
@@ -35,6 +38,9 @@ func (s *session) openLook(ctx context.Context) error {
 // error is that of the first openLook.
 func (s *session) keepLook(err error) {
 	defer close(s.looked)
+	if s.m.AuditDir == "" {
+		return
+	}
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		if err == nil {
 			err = s.lastLook()
@@ -125,6 +131,9 @@ func (s *session) record(ctx context.Context, written *berm.Written, at string) 
 
 // unseen records that it is not known what the sandbox has written.
 func (s *session) unseen(at string, err error) {
+	if s.m.AuditDir == "" {
+		return
+	}
 	r := audit.Record{
 		Sandbox: s.info.ID, Actor: system, Type: audit.FileChange, Src: "layer", Trust: audit.TrustHost,
 		Outcome: audit.Failed, Reason: err.Error(), Data: audit.Changes{At: at, Changes: []audit.Change{}},

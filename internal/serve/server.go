@@ -15,6 +15,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -79,6 +80,9 @@ type Config struct {
 	// AuditAnchors are files, and AuditWitnesses URLs, that get the checkpoints of the audit log.
 	AuditAnchors, AuditWitnesses []string
 	AuditKeep                    time.Duration // 0 keeps records for ever
+	// Record is what is recorded beside actions: some of RecordOutput, RecordProcesses and
+	// RecordChanges.
+	Record []string
 	// Webhooks are URLs that get records of the types WebhookEvents, signed with the secret in
 	// the file WebhookSecret.
 	Webhooks, WebhookEvents []string
@@ -95,6 +99,24 @@ type Config struct {
 	Hold func(ctx context.Context, spec berm.Spec) error
 	Log  *slog.Logger
 	Out  io.Writer // for what a person must read, once
+}
+
+// What is recorded beside actions.
+const (
+	RecordOutput    = "output"    // what commands of the API write
+	RecordProcesses = "processes" // what runs inside
+	RecordChanges   = "changes"   // what sandboxes write to their disks
+)
+
+// checkRecord refuses words that mean nothing.
+func (c *Config) checkRecord() error {
+	for _, what := range c.Record {
+		if what != RecordOutput && what != RecordProcesses && what != RecordChanges {
+			return berm.Errorf(berm.Invalid, "%q is nothing that can be recorded", what).
+				WithHint("--record takes %s, %s and %s.", RecordOutput, RecordProcesses, RecordChanges)
+		}
+	}
+	return nil
 }
 
 // audit opens the log of records.
@@ -162,7 +184,7 @@ const (
 
 // Run serves until ctx ends. Sandboxes live on.
 func Run(ctx context.Context, c Config) error {
-	if err := c.checkEgress(); err != nil {
+	if err := errors.Join(c.checkEgress(), c.checkRecord()); err != nil {
 		return err
 	}
 	cu := cleanup.Make()
@@ -228,8 +250,12 @@ func Run(ctx context.Context, c Config) error {
 	egress, stopEgress := c.egress(engine.Probe(ctx), secrets)
 	cu.Add(stopEgress)
 	processes := c.processes(records)
+	changesTo := ""
+	if slices.Contains(c.Record, RecordChanges) {
+		changesTo = filepath.Join(c.Data, "audit")
+	}
 	sessions := control.New(control.Config{
-		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: filepath.Join(c.Data, "audit"), Log: c.Log, Seed: seed,
+		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: changesTo, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second,
 	})
@@ -240,7 +266,7 @@ func Run(ctx context.Context, c Config) error {
 	if err := sessions.Start(ctx); err != nil {
 		return err
 	}
-	recorder := capture.New(records, filepath.Join(c.Data, "audit"), c.Log)
+	recorder := capture.New(records, filepath.Join(c.Data, "audit"), slices.Contains(c.Record, RecordOutput), c.Log)
 	cu.Add(recorder.Close)
 	cu.Add(sessions.Close) // before: it cuts the streams that are recorded
 	if err := records.Emit(event(audit.ServerStart)); err != nil {
@@ -299,6 +325,9 @@ func Run(ctx context.Context, c Config) error {
 
 // processes begins to record what runs inside sandboxes, where the host lets it.
 func (c *Config) processes(records audit.Emitter) *process.Collector {
+	if !slices.Contains(c.Record, RecordProcesses) {
+		return nil
+	}
 	collector, err := process.New(records, c.Log)
 	if err != nil {
 		c.Log.Warn("processes inside sandboxes are not recorded, but for the commands of the API", "reason", err)

@@ -31,6 +31,7 @@ var benchmarks = []struct {
 	{"transfer", served((*bench).transfer)},
 	{"memory", served((*bench).memory)},
 	{"local", (*bench).local},
+	{"record", (*bench).record},
 }
 
 // measurement puts what it measures into the results of a bench.

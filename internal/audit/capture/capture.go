@@ -24,6 +24,7 @@ import (
 type Recorder struct {
 	audit    audit.Emitter
 	dir      string
+	output   bool
 	log      *slog.Logger
 	refusals *rate.Limiter
 
@@ -36,10 +37,11 @@ type Recorder struct {
 // are recorded.
 const refusalsPerSecond = 10
 
-// New makes a Recorder that emits to a log and keeps output in its directory.
-func New(emitter audit.Emitter, dir string, log *slog.Logger) *Recorder {
+// New makes a Recorder that emits to a log and keeps the output of commands in its directory, or
+// only counts it.
+func New(emitter audit.Emitter, dir string, output bool, log *slog.Logger) *Recorder {
 	return &Recorder{
-		audit: emitter, dir: dir, log: log, refusals: rate.NewLimiter(refusalsPerSecond, 10*refusalsPerSecond),
+		audit: emitter, dir: dir, output: output, log: log, refusals: rate.NewLimiter(refusalsPerSecond, 10*refusalsPerSecond),
 		running: map[process]*command{},
 	}
 }

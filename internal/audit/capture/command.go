@@ -169,7 +169,9 @@ func (m *command) take(p []byte) {
 // skipped takes note of what cannot be read.
 func (m *command) skipped(n int64) {
 	m.odd = "a part of the answer could not be read"
-	m.out.miss(n)
+	if m.recorder.output {
+		m.out.miss(n)
+	}
 }
 
 var (
@@ -223,6 +225,10 @@ func (m *command) jsonOutput(rest []byte) bool {
 	default:
 		return false
 	}
+	if !m.recorder.output {
+		m.bytes += int64(base64.StdEncoding.DecodedLen(len(encoded)) - bytes.Count(encoded[max(0, len(encoded)-2):], []byte("=")))
+		return true
+	}
 	m.decode = slices.Grow(m.decode[:0], base64.StdEncoding.DecodedLen(len(encoded)))
 	n, err := base64.StdEncoding.Decode(m.decode[:cap(m.decode)], encoded)
 	if err != nil {
@@ -234,6 +240,9 @@ func (m *command) jsonOutput(rest []byte) bool {
 
 func (m *command) output(stream audit.Stream, data []byte) {
 	m.bytes += int64(len(data))
+	if !m.recorder.output {
+		return
+	}
 	m.out.add(stream, data)
 }
 
@@ -340,7 +349,7 @@ func (u *resize) Answer(r *http.Response) error {
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if !m.done {
+	if !m.done && m.recorder.output {
 		m.out.add(audit.Resize, []byte(u.size))
 	}
 	return nil
