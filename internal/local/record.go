@@ -151,6 +151,9 @@ func (j *records) end(result Result, err error) {
 		if err != nil {
 			exit = j.record(audit.SandboxExit, audit.Failed, err.Error(), map[string]any{"kind": berm.KindOf(err).String()})
 		}
+		if w := result.wrote; w != nil {
+			j.add(j.record(w.Type, w.Outcome, w.Reason, w.Data))
+		}
 		j.mu.Lock()
 		for i := range j.more {
 			if j.hasSecrets() && !j.looked {

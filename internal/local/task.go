@@ -16,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/layer"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/driver/landlock"
 	"github.com/berm-sandbox/berm/internal/local/change"
@@ -69,6 +71,8 @@ type Result struct {
 	Session   string         // "" when none is left: nothing was changed, or the changes are in place
 	Denied    []egress.Event // what the network's policy did not let through, each once
 	Unreached []egress.Event // what it let through and nobody answered
+
+	wrote *audit.Record // what the session has changed; nil when there is none
 }
 
 // Prepare finds out what the command of a task may do, without a session. Kinds: Invalid
@@ -248,6 +252,7 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		}
 		patience.Stop()
 	}
+	result.wrote = wrote(ctx, s)
 	run.Ended, run.ExitCode, run.Reason = time.Now(), result.ExitCode, string(result.Reason)
 	s.Runs[len(s.Runs)-1] = run
 	if err := s.Save(); err != nil {
@@ -273,6 +278,30 @@ func differs(ctx context.Context, s *session.Session) bool {
 	defer project.Close()
 	changes, err := change.List(ctx, upper, project, change.Limits{Entries: 64})
 	return err != nil || len(changes) > 0
+}
+
+// lookTime bounds how long the end of a run looks at what its session has changed for the
+// audit log.
+const lookTime = 100 * time.Millisecond
+
+// wrote is the record of what a session has changed until now, without hashes: nobody is to
+// wait for them. `berm diff` has all of it.
+func wrote(ctx context.Context, s *session.Session) *audit.Record {
+	ctx, cancel := context.WithTimeout(ctx, lookTime)
+	defer cancel()
+	upper, err := s.OpenUpper()
+	if err != nil {
+		return nil // saving the session tells
+	}
+	defer upper.Close()
+	project, err := s.OpenProject()
+	if err != nil {
+		return nil
+	}
+	defer project.Close()
+	changes, err := change.List(ctx, upper, project, change.Limits{Entries: 10_000})
+	record := layer.Summary(changes, err, "end")
+	return &record
 }
 
 // openSession makes the session of a task, or locks the one that it goes on with.

@@ -6,6 +6,8 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/berm-sandbox/berm/test/harness"
@@ -25,9 +27,10 @@ var loads = []struct{ name, script string }{
 // taking turns.
 func (b *bench) record(ctx context.Context) error {
 	type side struct {
-		name  string
-		flags []string
-		box   *harness.Sandbox
+		name   string
+		flags  []string
+		server *harness.Server
+		box    *harness.Sandbox
 	}
 	sides := []*side{{name: "nothing", flags: []string{"--record", ""}}, {name: "all"}}
 	for _, s := range sides {
@@ -41,6 +44,7 @@ func (b *bench) record(ctx context.Context) error {
 			return err
 		}
 		defer func() { _ = server.Stop(context.WithoutCancel(ctx)) }()
+		s.server = server
 		if s.box, err = server.Create(ctx, time.Hour, nil); err != nil {
 			return fmt.Errorf("%w\n%s", err, server.Log())
 		}
@@ -49,16 +53,20 @@ func (b *bench) record(ctx context.Context) error {
 	for _, load := range loads {
 		took := map[string][]time.Duration{}
 		var ratios []float64
+		cpu := map[string]time.Duration{}
 		for round := range rounds + 1 {
 			pair := map[string]time.Duration{}
 			for i := range sides {
 				s := sides[(i+round)%2]
-				begin := time.Now()
-				r, err := s.box.Run(ctx, harness.Shell("root", load.script))
+				begin, used := time.Now(), processorTime(s.server.PID())
+				r, err := s.box.Run(ctx, harness.Shell("root", load.script+"\ntimes >&2"))
 				if err != nil || r.Code != 0 {
 					return fmt.Errorf("%s: %w: %d %s", load.name, err, r.Code, r.Stderr)
 				}
 				pair[s.name] = time.Since(begin)
+				if round > 0 {
+					cpu[s.name] += processorTime(s.server.PID()) - used + inside(r.Stderr)
+				}
 			}
 			if round == 0 { // what is loaded once
 				continue
@@ -73,12 +81,35 @@ func (b *bench) record(ctx context.Context) error {
 			slices.Sort(all)
 		}
 		middle := func(d []time.Duration) float64 { return float64(d[len(d)/2].Microseconds()) / 1000 }
-		best := float64(took["all"][0]) / float64(took["nothing"][0])
-		fmt.Printf("%-12s nothing %8.1f ms   all %8.1f ms   ratio %.3f (quarters %.3f to %.3f; of the fastest %.3f)\n", load.name,
-			middle(took["nothing"]), middle(took["all"]), ratios[len(ratios)/2], ratios[len(ratios)/4], ratios[len(ratios)*3/4], best)
+		work := float64(cpu["all"]) / float64(cpu["nothing"])
+		fmt.Printf("%-12s nothing %8.1f ms   all %8.1f ms   ratio %.3f (quarters %.3f to %.3f)   processor time %.3f\n", load.name,
+			middle(took["nothing"]), middle(took["all"]), ratios[len(ratios)/2], ratios[len(ratios)/4], ratios[len(ratios)*3/4], work)
 		b.results[load.name] = map[string]any{
-			"nothing_ms": middle(took["nothing"]), "all_ms": middle(took["all"]), "ratio": ratios[len(ratios)/2], "ratio_fastest": best, "rounds": rounds,
+			"nothing_ms": middle(took["nothing"]), "all_ms": middle(took["all"]), "ratio": ratios[len(ratios)/2], "processor_ratio": work, "rounds": rounds,
 		}
 	}
 	return nil
+}
+
+// processorTime is what a process has used.
+func processorTime(pid int) time.Duration {
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	user, _ := strconv.Atoi(fields[11])
+	system, _ := strconv.Atoi(fields[12])
+	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100
+}
+
+// inside is what the shell's times tells: of itself and of its children.
+func inside(times string) (all time.Duration) {
+	for _, field := range strings.Fields(times) {
+		if d, err := time.ParseDuration(field); err == nil {
+			all += d
+		}
+	}
+	return all
 }

@@ -74,6 +74,21 @@ func Records(ctx context.Context, w *berm.Written, dir, at, trace string) ([]aud
 	return records, nil
 }
 
+// Summary is the record of how two trees differ as package change lists it: without hashes and
+// content, for who cannot wait for them. failure is what kept the list from being whole.
+func Summary(found []change.Change, failure error, at string) audit.Record {
+	all := make([]audit.Change, len(found))
+	for i, c := range found {
+		all[i] = describe(c)
+	}
+	n := inline(all)
+	r := audit.Record{Type: audit.FileChange, Outcome: audit.OK, Data: audit.Changes{At: at, Changes: all[:n:n], More: len(all) - n}}
+	if failure != nil {
+		r.Outcome, r.Reason = audit.Failed, "not everything is told: "+failure.Error()
+	}
+	return r
+}
+
 func name(f *os.File) string { return fmt.Sprintf("/proc/self/fd/%d", f.Fd()) }
 
 // openLower opens what layers look like on top of each other, the lowest given first.
@@ -246,20 +261,21 @@ func store(dir, kind string, content []byte) (audit.Blob, error) {
 	return w.Commit()
 }
 
-// fit puts as many changes into the line as it takes, and all into a blob when that is not
-// all.
-func (l *look) fit(r *audit.Record, all []audit.Change) error {
-	size, n := 0, 0
-	for n < len(all) {
-		line, err := json.Marshal(all[n])
-		if err != nil {
-			return berm.Errorf(berm.Internal, "describe changes: %w", err)
-		}
+// inline is how many changes one line takes.
+func inline(all []audit.Change) (n int) {
+	for size := 0; n < len(all); n++ {
+		line, _ := json.Marshal(all[n]) // texts and numbers always marshal
 		if size += len(line) + 1; size > maxInline {
 			break
 		}
-		n++
 	}
+	return n
+}
+
+// fit puts as many changes into the line as it takes, and all into a blob when that is not
+// all.
+func (l *look) fit(r *audit.Record, all []audit.Change) error {
+	n := inline(all)
 	l.data.Changes, l.data.More = all[:n:n], len(all)-n
 	if l.data.Unhashed > 0 {
 		r.Outcome = audit.Failed

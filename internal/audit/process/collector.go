@@ -28,6 +28,9 @@ import (
 const (
 	// queued is how many events may wait for their hashes and records.
 	queued = 8192
+	// gathered is how long they wait for each other: to wake somebody for each of them would
+	// cost more than all else.
+	gathered = 25 * time.Millisecond
 	// Of more than this many events of a sandbox some are counted only.
 	eventsPerSecond = 500
 	eventsAtOnce    = 5000
@@ -41,9 +44,13 @@ type Collector struct {
 	log    *slog.Logger
 	tracer *trace.Tracer
 	hashes hashes
-	queue  chan item
 	work   sync.WaitGroup
 	stop   chan struct{}
+
+	queueing sync.Mutex
+	queue    []item
+	ready    chan struct{} // has one when the queue is to be worked off
+	over     chan struct{} // closed when nothing more comes
 
 	mu      sync.Mutex
 	boxes   map[uint32]*box // by pid namespace
@@ -95,7 +102,7 @@ func New(emitter audit.Emitter, log *slog.Logger) (*Collector, error) {
 		return nil, err
 	}
 	c := &Collector{
-		audit: emitter, log: log, tracer: tracer, queue: make(chan item, queued),
+		audit: emitter, log: log, tracer: tracer, ready: make(chan struct{}, 1), over: make(chan struct{}),
 		stop: make(chan struct{}), boxes: map[uint32]*box{},
 	}
 	c.work.Go(c.read)
@@ -189,7 +196,6 @@ func (c *Collector) Forget(id berm.SandboxID) {
 	if b == nil {
 		return
 	}
-	b.end()
 	done := make(chan struct{})
 	c.mu.Lock()
 	c.waiting = append(c.waiting, done)
@@ -201,6 +207,7 @@ func (c *Collector) Forget(id berm.SandboxID) {
 		case <-c.stop:
 		}
 	}
+	b.end()
 	c.mu.Lock()
 	delete(c.boxes, b.first.Namespace)
 	c.mu.Unlock()
@@ -215,7 +222,7 @@ func (c *Collector) find(namespace uint32) *box {
 
 // read takes events from the kernel and looks at their processes while these are still there.
 func (c *Collector) read() {
-	defer close(c.queue)
+	defer close(c.over)
 	for {
 		e, err := c.tracer.Read()
 		if errors.Is(err, trace.ErrFlushed) {
@@ -223,7 +230,7 @@ func (c *Collector) read() {
 			done := c.waiting
 			c.waiting = nil
 			c.mu.Unlock()
-			c.queue <- item{done: done}
+			c.put(item{done: done})
 			continue
 		}
 		if err != nil {
@@ -235,17 +242,42 @@ func (c *Collector) read() {
 		}
 		i := item{Event: e, box: b}
 		switch {
-		case e.Kind == trace.Exec && len(c.queue) < queued/2: // those behind are worth more than these
+		case e.Kind == trace.Exec:
 			i.exe, i.cwd = c.hashes.look(b, e)
 		case e.Kind == trace.Exit && e.PID == 1:
 			b.end()
 		}
-		select {
-		case c.queue <- i:
-		default:
-			b.full.Add(1)
-			i.close()
+		c.put(i)
+		if b.over.Load() { // what is open of it is to be closed soon
+			c.wake()
 		}
+	}
+}
+
+// put queues an item, or counts it when there is no room.
+func (c *Collector) put(i item) {
+	c.queueing.Lock()
+	n := len(c.queue)
+	if n < queued || i.done != nil {
+		c.queue = append(c.queue, i)
+	} else {
+		i.box.full.Add(1)
+		i.close()
+	}
+	c.queueing.Unlock()
+	switch {
+	case i.done != nil || n == queued/2:
+		c.wake()
+	case n == 0:
+		time.AfterFunc(gathered, c.wake)
+	}
+}
+
+// wake has the queue worked off.
+func (c *Collector) wake() {
+	select {
+	case c.ready <- struct{}{}:
+	default:
 	}
 }
 
@@ -262,21 +294,32 @@ func (c *Collector) record() {
 	defer tick.Stop()
 	for {
 		select {
-		case i, ok := <-c.queue:
-			if !ok {
-				return
-			}
-			if i.box != nil {
-				c.take(i)
-			}
-			for n, done := range i.done {
-				if n == 0 {
-					c.sums()
-				}
-				close(done)
-			}
+		case <-c.ready:
+			c.workOff()
+		case <-c.over:
+			c.workOff()
+			return
 		case <-tick.C:
 			c.sums()
+		}
+	}
+}
+
+// workOff makes records of what is queued.
+func (c *Collector) workOff() {
+	c.queueing.Lock()
+	items := c.queue
+	c.queue = nil
+	c.queueing.Unlock()
+	for _, i := range items {
+		if i.box != nil {
+			c.take(i)
+		}
+		for n, done := range i.done {
+			if n == 0 {
+				c.sums()
+			}
+			close(done)
 		}
 	}
 }

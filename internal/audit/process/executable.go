@@ -36,6 +36,7 @@ type seen struct {
 	namespace uint32
 	inode     uint64
 	size      int64
+	changed   int64
 	name      string
 }
 
@@ -49,6 +50,7 @@ type hashes struct {
 const (
 	maxHashes = 10_000    // remembered
 	maxHashed = 512 << 20 // bytes of a file that is hashed
+	maxLate   = 8 << 20   // also when its sandbox is being taken away
 )
 
 // look finds the file of an execution and where its process works. The process may be gone, or
@@ -113,13 +115,13 @@ func (h *hashes) find(b *box, e trace.Event, name string) *executable {
 // check makes an executable of an open file if it is that of the event.
 func (h *hashes) check(f *os.File, e trace.Event) *executable {
 	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != e.Inode || st.Size != e.Size {
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != e.Inode || st.Size != e.Size || st.Ctim.Nano() != e.Changed {
 		return nil
 	}
 	return &executable{key: fileKey{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, file: f}
 }
 
-func seenOf(e trace.Event) seen { return seen{e.Namespace, e.Inode, e.Size, e.Name} }
+func seenOf(e trace.Event) seen { return seen{e.Namespace, e.Inode, e.Size, e.Changed, e.Name} }
 
 // remember keeps an executable for later ones, and closes its file if its hash is known.
 func (h *hashes) remember(e trace.Event, x *executable) *executable {
@@ -150,7 +152,7 @@ func (h *hashes) sum(b *box, x *executable) string {
 	}
 	sum := sha256.New()
 	for {
-		if b.over.Load() {
+		if x.key.size > maxLate && b.over.Load() {
 			return ""
 		}
 		if _, err := io.CopyN(sum, x.file, 1<<20); err == io.EOF { //nolint:errorlint // io.CopyN returns it as it is

@@ -23,13 +23,15 @@ const (
 	atSize      = 48 // u64
 	smallSize   = 56
 
-	atName   = 56  // last part of the executed file's path
-	atFile   = 120 // what the caller called it
-	atArgs   = 376
-	nameSize = atFile - atName
-	fileSize = atArgs - atFile
-	argsSize = 4096
-	execSize = atArgs + argsSize
+	atChanged = 56  // u64, seconds; of the last change of the executed file
+	atNanos   = 64  // u32
+	atName    = 72  // last part of its path
+	atFile    = 136 // what the caller called it
+	atArgs    = 392
+	nameSize  = atFile - atName
+	fileSize  = atArgs - atFile
+	argsSize  = 4096
+	execSize  = atArgs + argsSize
 )
 
 // Where the programs keep what they read, below the frame pointer.
@@ -50,8 +52,8 @@ type layout struct {
 	err  error
 }
 
-// at is the offset of a member, which may lie in nameless parts. Other names are those of other
-// versions of the kernel.
+// at is the offset of a member, which may lie in nameless parts. Further names are those that
+// other versions of the kernel have for it.
 func (l *layout) at(of string, name ...string) int32 {
 	var s *btf.Struct
 	if err := l.spec.TypeByName(of, &s); err != nil {
@@ -198,14 +200,21 @@ func (b *builder) identify() {
 	}
 }
 
-// finish hands the event over.
+// finish hands the event over. Only an execution wakes the reader, which has to look at the
+// process while it is there; what else happens is read with the next one, or a moment later.
 func (b *builder) finish() asm.Instructions {
+	flags := int32(noWakeup)
+	if Kind(b.kind) == Exec {
+		flags = 0
+	}
 	b.add(
-		asm.Mov.Reg(asm.R1, asm.R7), asm.Mov.Imm(asm.R2, 0), asm.FnRingbufSubmit.Call(),
+		asm.Mov.Reg(asm.R1, asm.R7), asm.Mov.Imm(asm.R2, flags), asm.FnRingbufSubmit.Call(),
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("end"), asm.Return(),
 	)
 	return b.Instructions
 }
+
+const noWakeup = 1 // BPF_RB_NO_WAKEUP
 
 // exec is for sched_process_exec: the task, a number, struct linux_binprm.
 func (b *builder) exec() asm.Instructions {
@@ -219,6 +228,11 @@ func (b *builder) exec() asm.Instructions {
 	b.put(atInode, onTmp, asm.DWord)
 	b.read(onTmp, 8, asm.R8, b.at("inode", "i_size"))
 	b.put(atSize, onTmp, asm.DWord)
+	seconds, nanos := b.changed()
+	b.read(onTmp, 8, asm.R8, seconds)
+	b.put(atChanged, onTmp, asm.DWord)
+	b.read(onTmp, 4, asm.R8, nanos)
+	b.put(atNanos, onTmp, asm.Word)
 	b.follow(asm.R9, b.at("linux_binprm", "file"), b.at("file", "f_path")+b.at("path", "dentry"), b.at("dentry", "d_name")+b.at("qstr", "name"))
 	b.text(atName, nameSize)
 	b.follow(asm.R9, b.at("linux_binprm", "filename"))
@@ -243,6 +257,19 @@ func (b *builder) exec() asm.Instructions {
 		asm.Mov.Imm(asm.R0, 0).WithSymbol("read"),
 	)
 	return b.finish()
+}
+
+// changed is where an inode has the time of its last change. Linux 6.11 made two members of
+// it, 6.6 another name.
+func (l *layout) changed() (seconds, nanos int32) {
+	var inode *btf.Struct
+	if err := l.spec.TypeByName("inode", &inode); err == nil {
+		if at, ok := member(inode.Members, "i_ctime_sec"); ok {
+			return int32(at / 8), l.at("inode", "i_ctime_nsec")
+		}
+	}
+	at := l.at("inode", "__i_ctime", "i_ctime")
+	return at, at + 8
 }
 
 // text copies the text that R8 points to into the event.

@@ -43,16 +43,20 @@ type Event struct {
 	UID       uint32        // in the first user namespace
 	Status    uint32        // of an end, as wait(2) has it
 	// Of an execution.
-	Inode  uint64 // of the file that the kernel executes: of a script, the interpreter
-	Size   int64
-	Name   string // last part of that file's path
-	File   string // what the caller executed; at most 255 bytes
-	Args   []byte // arguments, a NUL after each; at most 4096 bytes
-	ArgLen int    // what they took; 0 when they could not be read
+	Inode   uint64 // of the file that the kernel executes: of a script, the interpreter
+	Size    int64
+	Changed int64  // when it was changed last, in nanoseconds since 1970
+	Name    string // last part of that file's path
+	File    string // what the caller executed; at most 255 bytes
+	Args    []byte // arguments, a NUL after each; at most 4096 bytes
+	ArgLen  int    // what they took; 0 when they could not be read
 }
 
 // ringSize is how many bytes of events may wait for the reader: some thousand executions.
 const ringSize = 16 << 20
+
+// patience is how long an event that wakes nobody may lie in the ring.
+const patience = 100 * time.Millisecond
 
 // maxNamespaces is how many can be followed at a time.
 const maxNamespaces = 16384
@@ -114,6 +118,7 @@ func New() (_ *Tracer, err error) {
 	if t.reader, err = ringbuf.NewReader(t.ring); err != nil {
 		return nil, berm.Errorf(berm.Internal, "read the BPF ring buffer: %w", err)
 	}
+	t.reader.SetDeadline(time.Now())
 	return t, nil
 }
 
@@ -151,6 +156,10 @@ func (t *Tracer) Flush() error { return t.reader.Flush() }
 func (t *Tracer) Read() (Event, error) {
 	for {
 		record, err := t.reader.Read()
+		if errors.Is(err, os.ErrDeadlineExceeded) { // nothing came
+			t.reader.SetDeadline(time.Now().Add(patience))
+			continue
+		}
 		if err != nil {
 			return Event{}, err
 		}
@@ -178,6 +187,8 @@ func parse(raw []byte) (e Event, ok bool) {
 		return e, false
 	}
 	e.Inode, e.Size = u64(atInode), int64(u64(atSize))
+	// Its highest bit says that somebody has asked for the time (Linux 6.13).
+	e.Changed = int64(u64(atChanged))*1e9 + int64(u32(atNanos)&^(1<<31))
 	e.Name, e.File = text(raw[atName:atFile]), text(raw[atFile:atArgs])
 	e.ArgLen = int(u32(atArgLen))
 	e.Args = bytes.Clone(raw[atArgs : atArgs+min(max(e.ArgLen, 0), argsSize)])

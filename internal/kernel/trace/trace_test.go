@@ -54,7 +54,6 @@ func inside(t *testing.T, tr *Tracer, script string) (all []Event) {
 	done := make(chan error, 1)
 	go func() {
 		for {
-			tr.reader.SetDeadline(time.Now().Add(10 * time.Second))
 			e, err := tr.Read()
 			if err != nil {
 				done <- err
@@ -73,10 +72,13 @@ func inside(t *testing.T, tr *Tracer, script string) (all []Event) {
 	in.Write([]byte("\n"))
 	in.Close()
 	_ = cmd.Wait()
-	if err := <-done; err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		t.Fatal(err)
-	} else if err != nil {
-		t.Errorf("the end did not come: %+v", all)
+	select {
+	case err := <-done:
+		if err != nil {
+			t.Fatal(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the end did not come")
 	}
 	if lost := tr.Lost(ns); lost > 0 {
 		t.Errorf("%d events are lost", lost)
@@ -144,9 +146,11 @@ func TestOthers(t *testing.T) {
 	if err := exec.CommandContext(t.Context(), "/bin/true").Run(); err != nil {
 		t.Fatal(err)
 	}
-	tr.reader.SetDeadline(time.Now().Add(100 * time.Millisecond))
-	if e, err := tr.Read(); err == nil {
-		t.Errorf("%+v", e)
+	if err := tr.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	if e, err := tr.Read(); !errors.Is(err, ErrFlushed) {
+		t.Errorf("%+v, %v", e, err)
 	}
 }
 

@@ -1,0 +1,92 @@
+package process
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"sync"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+)
+
+// kept keeps records.
+type kept struct {
+	mu  sync.Mutex
+	all []audit.Record
+}
+
+func (k *kept) Emit(r audit.Record) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.all = append(k.all, r)
+	return nil
+}
+
+// run runs a script in a pid namespace whose processes are recorded.
+func run(t testing.TB, c *Collector, id berm.SandboxID, script string) {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read x; "+script)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
+	cmd.Stderr = os.Stderr
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var st unix.Stat_t
+	if err := unix.Stat(fmt.Sprintf("/proc/%d/ns/pid", cmd.Process.Pid), &st); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Follow(id, &berm.First{PID: cmd.Process.Pid, Namespace: uint32(st.Ino)}, false); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := in.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	in.Close()
+	_ = cmd.Wait()
+	c.Forget(id)
+}
+
+func collect(t testing.TB, emitter audit.Emitter) *Collector {
+	t.Helper()
+	c, err := New(emitter, slog.New(slog.DiscardHandler))
+	if berm.KindOf(err) == berm.Unsupported && os.Geteuid() != 0 {
+		t.Skip(err)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.Close)
+	return c
+}
+
+// What is remembered of a program is not told of another one in its place.
+func TestProgramIsReplaced(t *testing.T) {
+	k := &kept{}
+	c := collect(t, k)
+	dir := t.TempDir()
+	run(t, c, "i1", "cp /bin/true "+dir+"/p; "+dir+"/p one; "+dir+"/p two; sleep 0.2; cat /bin/false >"+dir+"/p; "+dir+"/p three")
+	sums := map[string]string{}
+	for _, r := range k.all {
+		if p, ok := r.Data.(audit.Process); ok && len(p.Argv) == 2 && r.Type == audit.ProcExec {
+			sums[p.Argv[1]] = p.SHA256
+		}
+	}
+	if sums["one"] == "" || sums["one"] != sums["two"] || sums["three"] == "" || sums["three"] == sums["one"] {
+		t.Errorf("%v", sums)
+	}
+}
+
+func BenchmarkProcesses(b *testing.B) {
+	c := collect(b, audit.Discard)
+	run(b, c, "i1", fmt.Sprintf("i=0; while [ $i -lt %d ]; do /bin/true; i=$((i+1)); done", b.N))
+}
