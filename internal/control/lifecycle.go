@@ -45,6 +45,15 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err != nil {
 		return Sandbox{}, err
 	}
+	if r.Policy != nil {
+		switch {
+		case r.Internet != nil || len(r.Network.AllowOut) > 0 || len(r.Network.DenyOut) > 0:
+			return Sandbox{}, berm.Errorf(berm.Invalid, "berm.policy stands in the place of allow_internet_access, network.allowOut and network.denyOut: give one or the others")
+		case m.Egress.Service == nil:
+			return Sandbox{}, m.noNetwork("berm.policy")
+		}
+		allowed = r.Policy
+	}
 	granted, err := m.granting(fields)
 	if err != nil {
 		return Sandbox{}, err

@@ -77,6 +77,7 @@ type CreateRequest struct {
 	AutoResume  bool
 	Internet    *bool
 	Network     Network
+	Policy      *policy.Policy // in the place of what Internet and Network allow and deny; nil is those
 	Credentials []Credential
 	Env         map[string]string
 	Metadata    map[string]string

@@ -14,16 +14,27 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/policy"
 )
 
-type network struct {
+// outbound is about traffic out of a sandbox.
+type outbound struct {
 	AllowOut    []string               `json:"allowOut,omitempty"`
 	DenyOut     []string               `json:"denyOut,omitempty"`
-	Public      *bool                  `json:"allowPublicTraffic,omitempty"`
-	MaskHost    string                 `json:"maskRequestHost,omitempty"`
-	HTTPSPorts  []uint16               `json:"httpsPorts,omitempty"`
 	DNSServers  []string               `json:"dnsServers,omitempty"`
 	EgressProxy *egressProxy           `json:"egressProxy,omitempty"`
 	Rules       map[string][]transform `json:"rules,omitempty"`
-	Internet    *bool                  `json:"allow_internet_access,omitempty"` // in updates only
+}
+
+// network is how traffic reaches a new sandbox and leaves it.
+type network struct {
+	outbound
+	Public     *bool    `json:"allowPublicTraffic,omitempty"`
+	MaskHost   string   `json:"maskRequestHost,omitempty"`
+	HTTPSPorts []uint16 `json:"httpsPorts,omitempty"`
+}
+
+// networkUpdate replaces outbound; what is about traffic to the sandbox stays.
+type networkUpdate struct {
+	outbound
+	Internet *bool `json:"allow_internet_access,omitempty"`
 }
 
 // egressProxy is a SOCKS5 proxy of the client's. The password and the authorities are never in
@@ -73,15 +84,19 @@ type transform struct {
 	} `json:"transform"`
 }
 
-// fields makes control's form, which is judged there, and refuses what no version has.
+// fields makes control's form, which is judged there.
 func (n *network) fields() (control.Network, error) {
+	fields, err := n.outbound.fields()
+	fields.Private, fields.MaskHost, fields.HTTPSPorts = n.Public != nil && !*n.Public, n.MaskHost, n.HTTPSPorts
+	return fields, err
+}
+
+// fields refuses what no version has.
+func (n *outbound) fields() (control.Network, error) {
 	if len(n.DNSServers) > 0 {
 		return control.Network{}, berm.Errorf(berm.Unsupported, "This version of Berm does not have network.dnsServers: names are resolved by the server's own resolvers")
 	}
-	fields := control.Network{
-		Private: n.Public != nil && !*n.Public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts,
-		AllowOut: n.AllowOut, DenyOut: n.DenyOut,
-	}
+	fields := control.Network{AllowOut: n.AllowOut, DenyOut: n.DenyOut}
 	var err error
 	if fields.EgressProxy, err = n.EgressProxy.form(); err != nil {
 		return control.Network{}, err
@@ -106,14 +121,24 @@ func toNetwork(n control.Network) *network {
 		return nil
 	}
 	public := !n.Private
-	return &network{Public: &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts, AllowOut: n.AllowOut, DenyOut: n.DenyOut, EgressProxy: toEgressProxy(n.EgressProxy)}
+	return &network{
+		outbound: outbound{AllowOut: n.AllowOut, DenyOut: n.DenyOut, EgressProxy: toEgressProxy(n.EgressProxy)},
+		Public:   &public, MaskHost: n.MaskHost, HTTPSPorts: n.HTTPSPorts,
+	}
 }
 
 // setNetwork replaces the rules for traffic out of a sandbox: what the update does not say
 // is as in a create that does not say it.
 func (a *API) setNetwork(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
-	var in network
-	if err := decode(w, r, &in); err != nil {
+	body, err := readBody(w, r)
+	if err != nil {
+		return err
+	}
+	var in networkUpdate
+	if err := parse(body, &in); err != nil {
+		return err
+	}
+	if err := checkKeys(body, "", in); err != nil {
 		return err
 	}
 	fields, err := in.fields()

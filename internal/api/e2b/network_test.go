@@ -223,3 +223,51 @@ func TestNetworkLog(t *testing.T) {
 		}
 	}
 }
+
+// What was meant to close a network, or to open a part of it, is never taken for nothing.
+func TestUnknownKeys(t *testing.T) {
+	w, n := newOnlineWorld(t, true)
+	for body, text := range map[string]string{
+		`"network":{"allow_out":["1.1.1.1"]}`:                                          `network.allow_out\" is not a field; known here: allowOut, denyOut`,
+		`"network":{"Allowout":["1.1.1.1"]}`:                                           "network.Allowout",
+		`"network":{"network":{}}`:                                                     "network.network",
+		`"network":{"bogus":1},"network":{}`:                                           "network.bogus",
+		`"network":{"allow_internet_access":false}`:                                    "network.allow_internet_access",
+		`"network":{"rules":{"example.com":[{"transform":{"header":{}}}]}}`:            "network.rules.example.com.transform.header",
+		`"network":{"egressProxy":{"address":"a:1","user":"x"}}`:                       "network.egressProxy.user",
+		`"berm":{"network":{}}`:                                                        "berm.network",
+		`"berm":{"policies":{}}`:                                                       "known here: level, limits, credentials, policy",
+		`"berm":{"limits":{"ram":1}}`:                                                  "berm.limits.ram",
+		`"berm":{"credentials":[{"name":"a","secret":"secret:some","hostz":["a.b"]}]}`: "berm.credentials.hostz",
+		`"allowInternetAccess":false`:                                                  "did you mean allow_internet_access?",
+		`"Network":{}`:                                                                 "did you mean network?",
+		`"BERM":{}`:                                                                    "did you mean berm?",
+		`"Secure":true`:                                                                "did you mean secure?",
+		`"allow_out":["1.1.1.1"]`:                                                      "did you mean network.allowOut?",
+		`"denyOut":["0.0.0.0/0"]`:                                                      "did you mean network.denyOut?",
+		`"berm":{"policy":{"version":1,"other":1}}`:                                    "other",
+		`"berm":{"policy":{"version":1}},"allow_internet_access":true`:                 "give one or the others",
+		`"berm":{"policy":{"version":1}},"network":{"denyOut":["0.0.0.0/0"]}`:          "give one or the others",
+	} {
+		if r := w.want(400, "POST", "/v2/sandboxes", `{"templateID":"base",`+body+`}`); !strings.Contains(string(r.body), text) {
+			t.Errorf("%s: %s", body, r.body)
+		}
+	}
+	s := w.create(`{"templateID":"base","berm":{"policy":{"version":1,"rules":[{"id":"web","to":["example.com"]}]}},"some_other_key":{"a":1}}`)
+	first := n.Link(s.SandboxID).Policy()
+	if s.Berm.Network != "rules" || first.Revision != "1" || !strings.Contains(string(first.JSON), "example.com") {
+		t.Errorf("%+v, %s", s.Berm, first.JSON)
+	}
+	for _, body := range []string{
+		`{"network":{"allowOut":["192.0.2.2"]}}`, `{"allow_out":[]}`, `{"allowInternetAccess":false}`, `{"allowPublicTraffic":false}`, `{"version":1}`,
+	} {
+		if r := w.want(400, "PUT", "/sandboxes/"+string(s.SandboxID)+"/network", body); !strings.Contains(string(r.body), "known here: allowOut, denyOut, dnsServers, egressProxy, rules, allow_internet_access") {
+			t.Errorf("%s: %s", body, r.body)
+		}
+	}
+	if n.Link(s.SandboxID).Policy().Revision != "1" {
+		t.Error("a refused update changed the policy")
+	}
+	offline := newWorld(t)
+	offline.want(501, "POST", "/v2/sandboxes", `{"templateID":"base","berm":{"policy":{"version":1}}}`)
+}

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/network/policy"
 )
 
 // clientID is required by clients and means nothing.
@@ -31,11 +32,16 @@ type newSandbox struct {
 	VolumeMounts    []json.RawMessage           `json:"volumeMounts"`
 	MCP             json.RawMessage             `json:"mcp"`
 	IAM             *map[string]json.RawMessage `json:"iam"`
-	Berm            *struct {
-		Level       berm.Level           `json:"level"`
-		Limits      berm.Limits          `json:"limits"`
-		Credentials []control.Credential `json:"credentials"`
-	} `json:"berm"`
+	Berm            *wishes                     `json:"berm"`
+}
+
+// wishes is what a creator may say beyond E2B.
+type wishes struct {
+	Level       berm.Level           `json:"level"`
+	Limits      berm.Limits          `json:"limits"`
+	Credentials []control.Credential `json:"credentials"`
+	// Policy is the network policy, in the place of what E2B's fields say.
+	Policy json.RawMessage `json:"policy"`
 }
 
 type sandbox struct {
@@ -144,6 +150,9 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	if err := parse(body, &in); err != nil {
 		return err
 	}
+	if err := checkCreate(body); err != nil {
+		return err
+	}
 	if in.TemplateID == "" {
 		return invalid("templateID is required")
 	}
@@ -189,6 +198,11 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	}
 	if in.Berm != nil {
 		request.Level, request.Limits, request.Credentials = in.Berm.Level, in.Berm.Limits, in.Berm.Credentials
+		if len(in.Berm.Policy) > 0 {
+			if request.Policy, err = policy.DecodeJSON("berm.policy", in.Berm.Policy); err != nil {
+				return err
+			}
+		}
 	}
 	s, err := a.Sessions.Create(r.Context(), request)
 	if errors.Is(err, control.ErrRequestDiffers) {
