@@ -2,13 +2,13 @@ package serve
 
 import (
 	"context"
-	"net/netip"
 	"os"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/kernel/feature"
+	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/network/ask/webhook"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
@@ -20,10 +20,12 @@ func (c *Config) checkEgress() error {
 	if c.DefaultEgress != EgressPublic && c.DefaultEgress != EgressDeny {
 		return berm.Errorf(berm.Invalid, "--e2b-default-egress is %s or %s, not %q", EgressPublic, EgressDeny, c.DefaultEgress)
 	}
-	for _, text := range c.Open {
-		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {
-			return berm.Errorf(berm.Invalid, "--open takes address ranges such as 10.1.0.0/16, not %q", text)
+	for i, text := range c.Open {
+		p, err := address.ParseRange(text)
+		if err != nil {
+			return berm.Errorf(berm.Invalid, "--open: %w", err).WithHint("%s", berm.HintOf(err))
 		}
+		c.Open[i] = p.String()
 	}
 	for _, text := range c.Resolvers {
 		if _, err := dns.ParseResolver(text); err != nil {
@@ -34,6 +36,9 @@ func (c *Config) checkEgress() error {
 	c.upstream, err = egress.ReadUpstream(c.UpstreamProxy, c.UpstreamCA, os.Getenv)
 	if err == nil {
 		_, err = upstream.New(c.upstream, nil, nil)
+	}
+	if err == nil && c.AskWebhook != "" && c.AskSecret == "" {
+		return noSecret("--ask-webhook", "--ask-secret-file")
 	}
 	if err == nil && c.AskWebhook != "" {
 		c.asker, err = webhook.New(c.AskWebhook, c.AskSecret)

@@ -151,6 +151,61 @@ func TestFirstStartPrintsAKeyOnce(t *testing.T) {
 	}
 }
 
+// A start that fails shows no key, and leaves none that the next one would not show.
+func TestAStartThatFailsMakesNoKey(t *testing.T) {
+	secret := filepath.Join(t.TempDir(), "secret")
+	if err := os.WriteFile(secret, []byte(strings.Repeat("s", 32)), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	i := run(t)
+	i.shutdown()
+	for what, change := range map[string]func(*Config){
+		"a port that is taken":            func(c *Config) { c.Listen = listener.Addr().String() },
+		"a secret that others can read":   func(c *Config) { c.Webhooks, c.WebhookSecret = []string{"http://127.0.0.1:1"}, secret },
+		"a certificate that is not there": func(c *Config) { c.TLSCert, c.TLSKey = "nosuch", "nosuch" },
+	} {
+		c := i.config
+		c.Data, c.Out = t.TempDir(), &enginetest.Log{}
+		change(&c)
+		if err := Run(t.Context(), c); err == nil || keyShape.MatchString(fmt.Sprint(c.Out)) {
+			t.Errorf("%s: %v, %s", what, err, c.Out)
+		}
+		next := run(t, func(n *Config) { n.Data = c.Data })
+		if !keyShape.MatchString(next.out.String()) {
+			t.Errorf("%s: the next start shows no key: %s", what, next.out)
+		}
+		next.shutdown()
+	}
+}
+
+func TestWrongSettings(t *testing.T) {
+	i := run(t)
+	i.shutdown()
+	for want, change := range map[string]func(*Config){
+		"--webhook-secret-file": func(c *Config) { c.Webhooks = []string{"http://127.0.0.1:1"} },
+		"--ask-secret-file":     func(c *Config) { c.AskWebhook = "http://127.0.0.1:1" },
+		"--webhook-events":      func(c *Config) { c.WebhookEvents = []string{"nosuch"} },
+		"--otlp-events":         func(c *Config) { c.OTLPEvents = []string{"nosuch"} },
+		"--open":                func(c *Config) { c.Open = []string{"10.1.2.3/16"} },
+	} {
+		c := i.config
+		c.Data = t.TempDir()
+		change(&c)
+		if err := Run(t.Context(), c); berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	one := run(t, func(c *Config) { c.Open = []string{"192.0.2.2", "10.1.0.0/16"} })
+	if one.config.Open[0] != "192.0.2.2/32" {
+		t.Errorf("%v", one.config.Open)
+	}
+}
+
 func TestBootstrapKey(t *testing.T) {
 	key := "e2b_" + strings.Repeat("0123456789", 4)
 	i := run(t, func(c *Config) { c.BootstrapKey = key })

@@ -135,11 +135,28 @@ func (c *Config) audit() (*trail.Log, error) {
 	return trail.Open(filepath.Join(c.Data, "audit"), options)
 }
 
+// checkForward refuses settings that say wrongly which records go where.
+func (c *Config) checkForward() error {
+	if len(c.Webhooks) > 0 && c.WebhookSecret == "" {
+		return noSecret("--webhook", "--webhook-secret-file")
+	}
+	if err := forward.ParseTypes(c.WebhookEvents); err != nil {
+		return berm.Errorf(berm.Invalid, "--webhook-events: %w", err).WithHint("%s", berm.HintOf(err))
+	}
+	if err := forward.ParseTypes(c.OTLPEvents); err != nil {
+		return berm.Errorf(berm.Invalid, "--otlp-events: %w", err).WithHint("%s", berm.HintOf(err))
+	}
+	return nil
+}
+
+// noSecret is about a flag that needs another one.
+func noSecret(flag, secret string) error {
+	return berm.Errorf(berm.Invalid, "%s needs a secret, by which its requests are signed: %s", flag, secret).
+		WithHint("(umask 077; openssl rand -hex 32 > FILE), then %s FILE", secret)
+}
+
 // forward sends records on. It returns what stops it.
 func (c *Config) forward(records *trail.Log) (stop func(), err error) {
-	if err := errors.Join(forward.ParseTypes(c.WebhookEvents), forward.ParseTypes(c.OTLPEvents)); err != nil {
-		return nil, err
-	}
 	var all []*forward.Forwarder
 	add := func(kind, address string, types []string, target forward.Target) {
 		all = append(all, &forward.Forwarder{
@@ -184,7 +201,7 @@ const (
 
 // Run serves until ctx ends. Sandboxes live on.
 func Run(ctx context.Context, c Config) error {
-	if err := errors.Join(c.checkEgress(), c.checkRecord()); err != nil {
+	if err := errors.Join(c.checkEgress(), c.checkForward(), c.checkRecord()); err != nil {
 		return err
 	}
 	cu := cleanup.Make()
@@ -200,9 +217,10 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("audit log", records.Close()) })
-	first, err := firstKey(ctx, db, c.BootstrapKey)
-	if err != nil {
-		return err
+	if c.BootstrapKey != "" {
+		if _, err := db.AddKey(ctx, "bootstrap", c.BootstrapKey); err != nil {
+			return err
+		}
 	}
 	if err := db.DrainOutbox(ctx, records); err != nil {
 		return err
@@ -288,6 +306,11 @@ func Run(ctx context.Context, c Config) error {
 	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
+	// Only now: the key is shown once, and a start that fails shows nothing.
+	first, err := firstKey(ctx, db)
+	if err != nil {
+		return err
+	}
 	served := make(chan error, 2)
 	if certificates == nil {
 		go func() { served <- server.Serve(listener) }()
@@ -386,11 +409,7 @@ func newHTTPServer(handler http.Handler, certificates *tls.Config) *http.Server 
 
 // firstKey makes sure that there is a key. It returns a new one that nobody knows
 // yet, or "".
-func firstKey(ctx context.Context, db *store.DB, bootstrap string) (string, error) {
-	if bootstrap != "" {
-		_, err := db.AddKey(ctx, "bootstrap", bootstrap)
-		return "", err
-	}
+func firstKey(ctx context.Context, db *store.DB) (string, error) {
 	keys, err := db.Keys(ctx)
 	if err != nil || len(keys) > 0 {
 		return "", err
@@ -449,6 +468,6 @@ Names under %[3]s must resolve to this machine.
 `, withPort(c.Domain, port), ca, c.Domain)
 	}
 	if _, err := io.WriteString(c.Out, text.String()); err != nil {
-		c.Log.Error("the greeting could not be printed", "error", err)
+		c.Log.Error("the greeting could not be printed", "error", err, "hint", "berm key create makes another API key")
 	}
 }

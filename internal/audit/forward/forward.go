@@ -45,26 +45,25 @@ type Forwarder struct {
 	Log    *slog.Logger
 }
 
-// ParseTypes checks a list of record types, in which sandbox.* stands for all that begin so.
-// Kind Invalid.
+// ParseTypes checks a list of record types, each of which stands for all that begin so too, as
+// in a query: sandbox, sandbox.*, and * for all. Kind Invalid.
 func ParseTypes(types []string) error {
 	for _, t := range types {
-		prefix, wild := strings.CutSuffix(t, "*")
-		if !slices.ContainsFunc(audit.Types, func(known audit.Type) bool {
-			return string(known) == t || wild && strings.HasPrefix(string(known), prefix)
-		}) {
-			return berm.Errorf(berm.Invalid, "there are no records of type %q", t).WithHint("docs/audit.md lists them; sandbox.* are all about the life of sandboxes")
+		if !slices.ContainsFunc(audit.Types, func(known audit.Type) bool { return matches(t, known) }) {
+			return berm.Errorf(berm.Invalid, "there are no records of type %q", t).WithHint("docs/audit.md lists them; sandbox are all about the life of sandboxes")
 		}
 	}
 	return nil
 }
 
+func matches(want string, t audit.Type) bool {
+	prefix, wild := strings.CutSuffix(want, "*")
+	return string(t) == want || wild && strings.HasPrefix(string(t), prefix) || !wild && strings.HasPrefix(string(t), want+".")
+}
+
 // wants reports whether a record is sent.
 func (f *Forwarder) wants(t audit.Type) bool {
-	return slices.ContainsFunc(f.Types, func(want string) bool {
-		prefix, wild := strings.CutSuffix(want, "*")
-		return string(t) == want || wild && strings.HasPrefix(string(t), prefix)
-	})
+	return slices.ContainsFunc(f.Types, func(want string) bool { return matches(want, t) })
 }
 
 // Run sends until ctx ends. It begins with the records that come after next, if it never ran

@@ -197,10 +197,17 @@ func TestOTLP(t *testing.T) {
 }
 
 func TestTypes(t *testing.T) {
-	if err := ParseTypes([]string{"sandbox.*", "net.flow", "*"}); err != nil {
+	types := []string{"sandbox.*", "net.flow", "credential"}
+	if err := ParseTypes(append(types, "*")); err != nil {
 		t.Error(err)
 	}
-	for _, wrong := range []string{"sandbox", "sandbox.kill", "x.*", ""} {
+	f := Forwarder{Types: types}
+	for what, want := range map[audit.Type]bool{audit.SandboxExit: true, audit.NetFlow: true, audit.CredentialUse: true, audit.NetDNS: false, audit.ExecExit: false} {
+		if f.wants(what) != want {
+			t.Errorf("%s: %v", what, !want)
+		}
+	}
+	for _, wrong := range []string{"sand", "sandbox.kill", "x.*", ""} {
 		if err := ParseTypes([]string{wrong}); berm.KindOf(err) != berm.Invalid {
 			t.Errorf("%q: %v", wrong, err)
 		}

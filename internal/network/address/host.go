@@ -54,9 +54,9 @@ func WatchHosts(changed func()) (*Hosts, error) {
 func NewTableHere(open []string) (*Table, error) {
 	var ranges []netip.Prefix
 	for _, text := range open {
-		p, err := netip.ParsePrefix(text)
+		p, err := ParseRange(text)
 		if err != nil {
-			return nil, berm.Errorf(berm.Invalid, "%q is not an address range", text)
+			return nil, err
 		}
 		ranges = append(ranges, p)
 	}
@@ -68,6 +68,19 @@ func NewTableHere(open []string) (*Table, error) {
 		return nil, berm.Errorf(berm.Internal, "read the host's addresses: %w", err)
 	}
 	return NewTable(Config{Open: ranges, Own: hosts.Own})
+}
+
+// ParseRange reads a range of addresses, or one address as the range of it alone. Kind Invalid.
+func ParseRange(text string) (netip.Prefix, error) {
+	if addr, err := netip.ParseAddr(text); err == nil && addr.Zone() == "" && !addr.Is4In6() {
+		return netip.PrefixFrom(addr, addr.BitLen()), nil
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p != p.Masked() {
+		return netip.Prefix{}, berm.Errorf(berm.Invalid, "%q is not an address range", text).
+			WithHint("write the first address of the range and its length, such as 10.1.0.0/16, or one address")
+	}
+	return p, nil
 }
 
 // Own says whether addr is an address of the host.
