@@ -303,7 +303,7 @@ func shown(r Record) ([]byte, error) {
 func encode(r Record) ([]byte, error) {
 	line, err := shown(r)
 	if err != nil || len(line) <= MaxLine {
-		return maskTokens(line), err
+		return MaskTokens(line), err
 	}
 	r.Data = map[string]any{"cut": len(line)}
 	if len(r.Reason) > 1024 {
@@ -313,7 +313,7 @@ func encode(r Record) ([]byte, error) {
 	if err == nil && len(line) > MaxLine {
 		err = fmt.Errorf("%d bytes are too long for a line", len(line))
 	}
-	return maskTokens(line), err
+	return MaskTokens(line), err
 }
 
 func (l *Log) syncLoop() {

@@ -34,7 +34,7 @@ var shapes = []shape{
 	like(`(\bhf_)[A-Za-z0-9]{30,}`, "hf_"),
 	like(`(e2b_)[0-9a-f]{40}`, "e2b_"),
 	like(`(eyJ)[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}`, "eyJ"), // a JSON Web Token
-	like(`(-----BEGIN [A-Z ]*PRIVATE KEY-----)[^-]*`, "PRIVATE KEY-----"),
+	like(`(-----BEGIN [A-Z ]*PRIVATE KEY-----)(?:[^-"\\]|\\[^-])*`, "PRIVATE KEY-----"),
 	like(`(://[^/\s"@:\\]*:)[^/\s"@\\]+@`, "://"),
 	like(`([Bb]earer )[A-Za-z0-9._~+/=-]{8,}`, "earer "),
 	like(`([Bb]asic )[A-Za-z0-9+/=]{8,}`, "asic "),
@@ -70,8 +70,9 @@ func init() {
 	}
 }
 
-// maskTokens takes what looks like a token out of a line of JSON.
-func maskTokens(line []byte) []byte {
+// MaskTokens takes what looks like a token out of a text, or a line of JSON, as it is done in
+// each record.
+func MaskTokens(line []byte) []byte {
 	var found uint64 // shapes with a mark in the line
 	for i := range len(line) - 1 {
 		head := heads[uint(line[i])<<8|uint(line[i+1])]

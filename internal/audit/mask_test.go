@@ -17,6 +17,7 @@ func TestTokensAreMasked(t *testing.T) {
 		"e2b_0123456789abcdef0123456789abcdef01234567":    "e2b_[masked]",
 		"x=1&API_KEY=hunter22&y":                          "x=1&API_KEY=[masked]&y",
 		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END": "-----BEGIN RSA PRIVATE KEY-----[masked]-----END",
+		"-----BEGIN PRIVATE KEY-----\nMIIE\"x":           "-----BEGIN PRIVATE KEY-----[masked]",
 		"eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl":          "eyJ[masked]",
 		// What is none.
 		"http://host:80/a?b=c": "http://host:80/a?b=c", "task-queue-number-twenty-three-of-many": "task-queue-number-twenty-three-of-many",
@@ -27,8 +28,8 @@ func TestTokensAreMasked(t *testing.T) {
 			t.Fatal(err)
 		}
 		var r struct{ Data Process }
-		if err := json.Unmarshal(maskTokens(line), &r); err != nil {
-			t.Fatalf("%q: %v in %s", text, err, maskTokens(line))
+		if err := json.Unmarshal(MaskTokens(line), &r); err != nil {
+			t.Fatalf("%q: %v in %s", text, err, MaskTokens(line))
 		}
 		if got := r.Data.Argv[0]; got != want {
 			t.Errorf("%q became %q, want %q", text, got, want)
@@ -39,13 +40,14 @@ func TestTokensAreMasked(t *testing.T) {
 // Whatever a record holds, its line is one object of JSON afterwards too.
 func FuzzMask(f *testing.F) {
 	f.Add("Bearer abcdefghijk\"\\", "sk-aaaaaaaaaaaaaaaaaaaaaaaa\n")
+	f.Add("-----BEGIN PRIVATE KEY-----\\\"", "x")
 	f.Add("://a:b\\\"@c", "password=\\u0022x")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		line, err := json.Marshal(Record{Type: ProcExec, Reason: a, Data: Process{Argv: []string{b, a}}})
 		if err != nil {
 			t.Skip()
 		}
-		if out := maskTokens(line); !json.Valid(out) {
+		if out := MaskTokens(line); !json.Valid(out) {
 			t.Fatalf("%s became %s", line, out)
 		}
 	})
