@@ -17,7 +17,7 @@ func TestTokensAreMasked(t *testing.T) {
 		"e2b_0123456789abcdef0123456789abcdef01234567":    "e2b_[masked]",
 		"x=1&API_KEY=hunter22&y":                          "x=1&API_KEY=[masked]&y",
 		"-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END": "-----BEGIN RSA PRIVATE KEY-----[masked]-----END",
-		"-----BEGIN PRIVATE KEY-----\nMIIE\"x":           "-----BEGIN PRIVATE KEY-----[masked]",
+		"-----BEGIN PRIVATE KEY-----\nMIIE\"x":            "-----BEGIN PRIVATE KEY-----[masked]",
 		"eyJhbGciOiJI.eyJzdWIiOiIx.c2lnbmF0dXJl":          "eyJ[masked]",
 		// What is none.
 		"http://host:80/a?b=c": "http://host:80/a?b=c", "task-queue-number-twenty-three-of-many": "task-queue-number-twenty-three-of-many",

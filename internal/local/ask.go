@@ -16,10 +16,10 @@ const replyTime = 10 * time.Second
 // services get each answer; the one that holds credentials first, for the other passes flows
 // on to it as soon as it has it.
 func (o *online) openDoor(r *Request, services ...*egress.Link) (*asking.Door, error) {
-	door, err := asking.Open(asking.Run{Sandbox: r.ID, Command: r.Argv, Project: r.Place.Workspace}, func(reply egress.Reply) error {
+	door, err := asking.Open(asking.Run{Sandbox: r.ID, Command: r.Told, Project: r.Place.Workspace}, func(reply egress.Reply) error {
 		ctx, cancel := context.WithTimeout(o.ctx, replyTime)
 		defer cancel()
-		o.journal.add(o.journal.record(audit.NetAsk, audit.OK, "", reply))
+		o.journal.add(o.journal.record(audit.NetAsk, audit.OK, "", reply), false)
 		for _, service := range services {
 			if err := service.Reply(ctx, reply); err != nil {
 				return err

@@ -119,7 +119,7 @@ func (o *online) startBroker(r *Request, policy egress.Policy, programs *root.Ro
 	b := &broker{network: ours}
 	if b.Link, b.Brokered, err = egress.Broker(o.ctx, conn, r.ID, egress.Bindings{
 		Policy: policy, Open: n.Open, Credentials: credentials, Door: theirs, Trust: true, Root: programs,
-	}, o.event); err != nil {
+	}, o.brokered); err != nil {
 		ours.Close()
 		return nil, err
 	}

@@ -93,6 +93,7 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	var network *os.File
 	if broker != nil {
 		defer broker.Close()
+		journal.open(o.masker(broker))
 		network, policy.Attach, policy.Endpoints = broker.network, broker.Attach, broker.Endpoints
 	}
 	link, trust, warnings, err := egress.Prepare(ctx, conn, r.ID, policy, t.Network.Open, programs, network, o.event)
@@ -146,7 +147,9 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	result, err := do(ctx, t, r)
 	o.finish()
 	if broker != nil {
-		o.mask(broker)
+		journal.wrote(&result)
+		journal.write()
+		o.mask(o.masker(broker))
 		finish(broker.Link)
 	}
 	select {
@@ -283,12 +286,18 @@ func (o *online) attach(r *Request, policy egress.Policy, f *os.File) error {
 	return nil
 }
 
-// mask takes out of what is recorded and told so far what the broker alone knows as secrets.
-func (o *online) mask(broker *broker) {
-	ctx, stop := context.WithTimeout(context.WithoutCancel(o.ctx), 5*time.Second)
-	defer stop()
-	mask := func(text []byte) ([]byte, error) { return broker.Mask(ctx, text) }
-	o.journal.mask(mask)
+// masker takes out of texts what the broker alone knows as secrets.
+func (o *online) masker(broker *broker) func(text []byte) ([]byte, error) {
+	ctx := context.WithoutCancel(o.ctx)
+	return func(text []byte) ([]byte, error) {
+		ctx, stop := context.WithTimeout(ctx, maskPatience)
+		defer stop()
+		return broker.Mask(ctx, text)
+	}
+}
+
+// mask masks what the user is told of what happened so far.
+func (o *online) mask(mask func(text []byte) ([]byte, error)) {
 	for _, list := range []*[]egress.Event{&o.denied, &o.unreached} {
 		o.mu.Lock()
 		told := *list
@@ -332,8 +341,13 @@ func (o *online) ended(so string) func(error) {
 	}
 }
 
-// event records what the service tells.
-func (o *online) event(e egress.Event) {
+// event records what the network service tells.
+func (o *online) event(e egress.Event) { o.record(e, false) }
+
+// brokered records what the service of credentials tells, in which it masks secrets itself.
+func (o *online) brokered(e egress.Event) { o.record(e, true) }
+
+func (o *online) record(e egress.Event, masked bool) {
 	if e.Kind == egress.Asks {
 		o.mu.Lock()
 		door := o.door
@@ -359,7 +373,7 @@ func (o *online) event(e egress.Event) {
 	case strings.HasPrefix(e.Kind, "credential."):
 		kind = audit.Type(e.Kind)
 	}
-	o.journal.add(o.journal.record(kind, outcome, e.Reason, e))
+	o.journal.add(o.journal.record(kind, outcome, e.Reason, e), masked)
 }
 
 // keep keeps an event for the user.

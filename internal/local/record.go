@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -14,31 +15,56 @@ import (
 	"github.com/berm-sandbox/berm/internal/local/session"
 )
 
-// records tells the user's own audit log of one run. The log is as trustworthy as the
-// user: whoever runs the command can write it. So a run goes on when it cannot be written,
-// and the user is told.
+// records tells the user's own audit log of one run, as it happens. The log is as trustworthy
+// as the user: whoever runs the command can write it. So a run goes on when it cannot be
+// written, and the user is told.
 type records struct {
 	task    *Task
 	request *Request
 	actor   audit.Actor
 	path    string
-	begun   chan error
 
-	mu   sync.Mutex
-	more []audit.Record // for the end
-	// looked says that they were looked through for secrets.
-	looked bool
+	mu      sync.Mutex
+	waiting []waiting
+	lost    int // for which there was no place in waiting
+
+	writing sync.Mutex                        // held while records are written
+	mask    func(text []byte) ([]byte, error) // of who knows the secrets of the run; nil: nobody
+	failed  error                             // nothing is written any more
+
+	full    chan struct{} // waiting is
+	ending  chan struct{}
+	written chan struct{} // closed when nothing is written but by end; nil: nothing was
 }
 
-// maxRecords bounds what waits for the end of a run.
-const maxRecords = 10_000
+// waiting is a record that is not written yet.
+type waiting struct {
+	audit.Record
+	told bool // by who masks secrets in what it tells
+}
+
+const (
+	// writeEvery is how long records wait for others: each time, the log is opened anew.
+	writeEvery = 200 * time.Millisecond
+	// maxWaiting bounds how many wait. From half of it on they are written at once.
+	maxWaiting = 2000
+	// maskPatience bounds how long masking may take.
+	maskPatience = 10 * time.Second
+)
 
 // add records something that happened during the run.
-func (j *records) add(r audit.Record) {
+func (j *records) add(r audit.Record, told bool) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if len(j.more) < maxRecords {
-		j.more = append(j.more, r)
+	if len(j.waiting) == maxWaiting {
+		j.lost++
+		return
+	}
+	if j.waiting = append(j.waiting, waiting{r, told}); len(j.waiting) >= maxWaiting/2 {
+		select {
+		case j.full <- struct{}{}:
+		default:
+		}
 	}
 }
 
@@ -48,21 +74,41 @@ var withheld = map[string]string{"withheld": "the service of credentials was not
 // maskedAtOnce is about how many bytes of records are looked through at once.
 const maskedAtOnce = 512 << 10
 
-// mask has the secrets of the run's credentials masked in what was recorded so far. What comes
-// later is the service's own, which masks it.
-func (j *records) mask(mask func(text []byte) ([]byte, error)) {
+// write writes what waits.
+func (j *records) write() {
+	j.writing.Lock()
+	defer j.writing.Unlock()
 	j.mu.Lock()
-	records := j.more
-	j.more, j.looked = nil, true
-	j.mu.Unlock() // who masks may have something to tell
-	defer func() {
-		j.mu.Lock()
-		defer j.mu.Unlock()
-		j.more = append(records, j.more...)
-	}()
+	batch, lost := j.waiting, j.lost
+	j.waiting, j.lost = nil, 0
+	j.mu.Unlock()
+	if len(batch) == 0 || j.failed != nil {
+		return
+	}
+	if j.hasSecrets() {
+		j.maskAll(batch)
+	}
+	records := make([]audit.Record, len(batch))
+	for i := range batch {
+		records[i] = batch[i].Record
+	}
+	if lost > 0 {
+		gap := j.record(audit.Gap, audit.OK, "there were more than could be written", map[string]any{"source": "local", "count": lost})
+		records = append(records, gap)
+	}
+	j.failed = audit.Append(j.path, records...)
+}
+
+// maskAll has the secrets of the run's credentials masked in records of those who do not know
+// them.
+func (j *records) maskAll(records []waiting) {
+	mask := j.mask
+	if mask == nil {
+		mask = func([]byte) ([]byte, error) { return nil, errNobody }
+	}
 	var batch []byte
-	var ends []int // in batch, of the records before from
-	from := 0
+	var of []*waiting // which records the parts of batch are of
+	var ends []int
 	flush := func() {
 		masked, err := mask(batch)
 		if err == nil && len(masked) != len(batch) {
@@ -70,43 +116,57 @@ func (j *records) mask(mask func(text []byte) ([]byte, error)) {
 		}
 		at := 0
 		for i, end := range ends {
-			records[from+i].Data = withheld
+			of[i].Data = withheld
 			if err == nil {
-				records[from+i].Data = json.RawMessage(masked[at:end])
+				of[i].Data = json.RawMessage(masked[at:end])
 			}
 			at = end
 		}
-		from, batch, ends = from+len(ends), nil, nil
+		batch, of, ends = nil, nil, nil
 	}
 	for i := range records {
-		text, err := json.Marshal(records[i].Data)
+		r := &records[i]
+		if r.told {
+			continue
+		}
+		text, err := json.Marshal(r.Data)
 		if err != nil {
 			text = []byte("null")
 		}
-		batch = append(batch, text...)
+		batch, of = append(batch, text...), append(of, r)
 		if ends = append(ends, len(batch)); len(batch) >= maskedAtOnce {
 			flush()
 		}
 	}
-	flush()
+	if len(ends) > 0 {
+		flush()
+	}
 }
 
-var errLength = errors.New("what was masked has another length")
+var (
+	errLength = errors.New("what was masked has another length")
+	errNobody = errors.New("nobody knows the secrets")
+)
 
 // hasSecrets says whether somebody knows secrets that must not be recorded.
 func (j *records) hasSecrets() bool { return j.request.Network && len(j.request.Grant.Credentials) > 0 }
 
-// begin records what is about to run, while the sandbox is made.
+// begin records what is about to run, while the sandbox is made. When the run has secrets, that
+// waits for open.
 func begin(t *Task, r *Request) *records {
-	j := &records{task: t, request: r, actor: audit.Actor{Type: "user", ID: name()}, begun: make(chan error, 1)}
+	r.Told = masked(r.Argv)
+	j := &records{
+		task: t, request: r, actor: audit.Actor{Type: "user", ID: name()},
+		full: make(chan struct{}, 1), ending: make(chan struct{}),
+	}
 	state, err := session.StateDir()
 	if err != nil {
-		j.begun <- err
+		j.failed = err
 		return j
 	}
 	j.path = filepath.Join(state, "audit", "log.jsonl")
 	data := map[string]any{
-		"argv": r.Argv, "workspace": r.Place.Workspace, "access": r.Grant.Workspace, "preset": r.Grant.Preset,
+		"argv": r.Told, "workspace": r.Place.Workspace, "access": r.Grant.Workspace, "preset": r.Grant.Preset,
 		"session": t.Session, "limits": r.Grant.Limits, "network": r.Grant.Network,
 	}
 	var writable []string
@@ -130,41 +190,85 @@ func begin(t *Task, r *Request) *records {
 			data["credentials"] = credentials
 		}
 	}
-	first := j.record(audit.SandboxCreate, audit.OK, "", data)
-	if j.hasSecrets() {
-		// Arguments may hold one. Nobody can tell before the service of credentials is there.
-		j.more = []audit.Record{first}
-		j.begun <- nil
-		return j
+	j.add(j.record(audit.SandboxCreate, audit.OK, "", data), false)
+	if !j.hasSecrets() {
+		j.start()
 	}
-	go func() { j.begun <- audit.Append(j.path, first) }()
 	return j
+}
+
+// open begins to write when there is somebody who masks the run's secrets. What is about to
+// run has been written when it returns.
+func (j *records) open(mask func(text []byte) ([]byte, error)) {
+	text, err := json.Marshal(j.request.Told)
+	if err == nil {
+		text, err = mask(text)
+	}
+	var told []string
+	if err == nil {
+		err = json.Unmarshal(text, &told)
+	}
+	if err != nil {
+		told = []string{"[withheld]"}
+	}
+	j.request.Told, j.mask = told, mask
+	j.write()
+	j.start()
+}
+
+// masked is arguments without what looks like a secret.
+func masked(argv []string) []string {
+	told := make([]string, len(argv))
+	for i, arg := range argv {
+		told[i] = string(audit.MaskTokens([]byte(arg)))
+	}
+	return told
+}
+
+// start has records written from now on.
+func (j *records) start() {
+	j.written = make(chan struct{})
+	go func() {
+		defer close(j.written)
+		tick := time.NewTicker(writeEvery)
+		defer tick.Stop()
+		for {
+			j.write()
+			select {
+			case <-tick.C:
+			case <-j.full:
+			case <-j.ending:
+				return
+			}
+		}
+	}()
 }
 
 // end records how it ended.
 func (j *records) end(result Result, err error) {
-	failed := <-j.begun
-	if failed == nil {
-		exit := j.record(audit.SandboxExit, audit.OK, string(result.Reason), map[string]any{
-			"level": result.Level, "exitCode": result.ExitCode, "session": result.Session, "ms": result.Duration.Milliseconds(),
-		})
-		if err != nil {
-			exit = j.record(audit.SandboxExit, audit.Failed, err.Error(), map[string]any{"kind": berm.KindOf(err).String()})
-		}
-		if w := result.wrote; w != nil {
-			j.add(j.record(w.Type, w.Outcome, w.Reason, w.Data))
-		}
-		j.mu.Lock()
-		for i := range j.more {
-			if j.hasSecrets() && !j.looked {
-				j.more[i].Data = withheld
-			}
-		}
-		failed = audit.Append(j.path, append(j.more, exit)...)
-		j.mu.Unlock()
+	if close(j.ending); j.written != nil {
+		<-j.written
 	}
-	if failed != nil {
-		j.task.Notice("this run is not in the audit log: " + failed.Error())
+	exit := j.record(audit.SandboxExit, audit.OK, string(result.Reason), map[string]any{
+		"level": result.Level, "exitCode": result.ExitCode, "session": result.Session, "ms": result.Duration.Milliseconds(),
+	})
+	if err != nil {
+		exit = j.record(audit.SandboxExit, audit.Failed, err.Error(), map[string]any{"kind": berm.KindOf(err).String()})
+	}
+	j.wrote(&result)
+	j.write()
+	j.add(exit, true)
+	j.write()
+	if j.failed != nil {
+		j.task.Notice("this run is not in the audit log, or not wholly: " + j.failed.Error())
+	}
+}
+
+// wrote records what the session has changed, once.
+func (j *records) wrote(result *Result) {
+	if w := result.wrote; w != nil {
+		j.add(j.record(w.Type, w.Outcome, w.Reason, w.Data), false)
+		result.wrote = nil
 	}
 }
 

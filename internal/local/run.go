@@ -38,6 +38,7 @@ const LeastPIDs = 8
 type Request struct {
 	ID      berm.SandboxID
 	Argv    []string // at least one
+	Told    []string // Argv as it is kept and shown: without secrets, as far as they are known
 	Env     []string // the whole environment inside
 	Grant   preset.Grant
 	Place   preset.Place

@@ -170,7 +170,7 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		return result, err
 	}
 
-	run := session.Run{Argv: t.Argv, Started: time.Now(), ExitCode: -1, Reason: "it did not end"}
+	run := session.Run{Argv: r.Told, Started: time.Now(), ExitCode: -1, Reason: "it did not end"}
 	var store *session.Store
 	var s *session.Session
 	var noting sync.WaitGroup
@@ -196,7 +196,7 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 			return nil, err
 		}
 		if r.Grant.Checkpoint && !made {
-			if _, err := s.Checkpoint(ctx, strings.Join(t.Argv, " "), KeepCheckpoints); err != nil {
+			if _, err := s.Checkpoint(ctx, strings.Join(r.Told, " "), KeepCheckpoints); err != nil {
 				return nil, err
 			}
 		}

