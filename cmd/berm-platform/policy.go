@@ -16,6 +16,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/network/address"
@@ -306,12 +307,14 @@ func newPolicyLearnCommand() *cobra.Command {
 	var source policySource
 	var all bool
 	cmd := serverCommand(&cobra.Command{
-		Use:   "learn [flags] [SANDBOX|LOG]",
+		Use:   "learn [flags] [SANDBOX|LOG|DIRECTORY]",
 		Short: "Draft a policy that allows what was denied",
 		Long: `Print a policy that allows what was denied to the last berm run in this directory, to a
-sandbox, or in a log (an audit log, or what berm net log --json prints; "-" is standard input):
-the policy that was in force with rules for exactly those names, ports and requests, and with
-groups where they fit. Of a log it is the rules alone, or with --policy those of a file too.
+sandbox, or in a log (an audit log or its directory, or what berm net log --json prints; "-" is
+standard input): the policy that was in force with rules for exactly those names, ports and
+requests, and with groups where they fit. Of a log it is the rules alone, or with --policy those
+of a file too. What stays denied is named with its reason: no policy can allow it, or a rule of
+yours denies it.
 
 It is a draft: read it before you use it. A program that is led astray asks for what it
 should not get.`,
@@ -343,21 +346,45 @@ should not get.`,
 				return err
 			}
 		}
-		extended, changed := base.Extend(denials)
-		if *asJSON {
-			return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{"denials": len(denials), "changed": changed, "policy": extended})
-		}
-		if len(changed) == 0 {
-			cli.Notice(cmd, "nothing was denied that a rule could allow")
-			return nil
-		}
-		if _, err := cmd.OutOrStdout().Write(extended.YAML()); err != nil {
+		draft, err := base.Extend(denials)
+		if err != nil {
 			return err
 		}
-		cli.Notice(cmd, "drafted from %d denials: %s; read it before you use it", len(denials), strings.Join(changed, ", "))
+		if *asJSON {
+			return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{
+				"denials": draft.Learned, "changed": draft.Changed, "left": draft.Left, "policy": draft.Policy,
+			})
+		}
+		if len(draft.Changed) == 0 && draft.Learned > 0 {
+			cli.Notice(cmd, "the policy allows what was denied already")
+		} else if len(draft.Changed) == 0 {
+			cli.Notice(cmd, "nothing was denied that a rule could allow")
+		} else {
+			if _, err := cmd.OutOrStdout().Write(draft.Policy.YAML()); err != nil {
+				return err
+			}
+			cli.Notice(cmd, "drafted from %d denials: %s; read it before you use it", draft.Learned, strings.Join(draft.Changed, ", "))
+		}
+		if len(draft.Left) > 0 {
+			cli.Notice(cmd, "still denied: %s", leftText(draft.Left))
+		}
 		return nil
 	}
 	return cmd
+}
+
+// leftText names what a draft leaves denied, and why.
+func leftText(left []policy.Left) string {
+	const most = 20
+	var list []string
+	for _, l := range left[:min(len(left), most)] {
+		list = append(list, terminal.Escape(l.What)+" ("+terminal.Escape(string(l.Reason))+")")
+	}
+	text := strings.Join(list, ", ")
+	if more := len(left) - len(list); more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // learned returns denials, with the policy that was in force if that is known.
@@ -397,8 +424,32 @@ func learned(cmd *cobra.Command, args []string, all bool) (*policy.Policy, []pol
 		}
 		return base, denials, nil
 	}
+	if info, err := os.Stat(args[0]); err == nil && info.IsDir() {
+		return base, denials, eachLogLine(args[0], add)
+	}
 	err := eachLine(args[0], add)
 	return base, denials, err
+}
+
+// eachLogLine reads the lines of an audit log in a directory, or in that of a server.
+func eachLogLine(dir string, do func([]byte)) error {
+	logs := func() []string {
+		found, _ := filepath.Glob(filepath.Join(dir, "log*.jsonl*")) // the pattern is well-formed but for dir
+		return found
+	}
+	if len(logs()) == 0 {
+		if dir = filepath.Join(dir, "audit"); len(logs()) == 0 {
+			return berm.Errorf(berm.NotFound, "there is no audit log in %s", filepath.Dir(dir)).
+				WithHint("a log is a directory with log.jsonl, such as audit in the data directory of a server")
+		}
+	}
+	for line, err := range trail.Dir(dir).Records(0) {
+		if err != nil && len(line.Raw) == 0 {
+			return err
+		}
+		do(line.Raw)
+	}
+	return nil
 }
 
 // maxDenials bounds those that are learned from.

@@ -29,6 +29,10 @@ func TestPolicyCommands(t *testing.T) {
 	}
 	file := write("policy.yaml", policyFile)
 	log := write("log", `{"kind":"flow","name":"db.example.com","port":5432,"protocol":"tcp","action":"deny","reason":"not_listed"}`+"\n")
+	logDir := filepath.Dir(write("data/audit/log.jsonl", `{"v":1,"seq":1,"type":"net.flow","data":{"kind":"flow","name":"db.example.com","port":5432,"protocol":"tcp","action":"deny","reason":"not_listed"}}
+{"v":1,"seq":2,"type":"net.flow","data":{"kind":"flow","address":"169.254.169.254","port":80,"protocol":"tcp","action":"deny","reason":"metadata"}}
+{"v":1,"seq":3,"type":"net.http","data":{"kind":"http","name":"api.example.com","port":443,"protocol":"tcp","action":"deny","reason":"method","method":"POST","path":"/b"}}
+`))
 	imported := write("srt.json", `{"network":{"allowedDomains":["a.example.com"]}}`)
 	write("wrong.yaml", "version: 1\nrules:\n  - {to: [a.example.com], prots: [1]}\n")
 	for _, c := range []struct {
@@ -51,6 +55,11 @@ func TestPolicyCommands(t *testing.T) {
 		{"policy explain", 2, "one policy"},
 		{"policy learn " + log, 0, "- {id: db.example.com, to: [db.example.com], ports: [5432]}"},
 		{"policy learn --policy " + file + " --json " + log, 0, `"to": [`},
+		{"policy learn " + logDir, 0, "still denied: 169.254.169.254:80 (metadata)"},
+		{"policy learn " + logDir, 0, "- {id: db.example.com, to: [db.example.com], ports: [5432]}"},
+		{"policy learn --policy " + file + " " + logDir, 0, "{allow: [{methods: [GET], paths: [\"/a\"]}, {methods: [POST], paths: [\"/b\"]}]}"},
+		{"policy learn " + filepath.Dir(logDir), 0, "drafted from 2 denials: api.example.com, db.example.com;"},
+		{"policy learn " + t.TempDir(), 1, "there is no audit log in"},
 		{"policy learn --all " + log, 2, "--all"},
 		{"policy learn " + file, 0, "nothing was denied"},
 		{"policy import " + imported, 0, "- {id: allowed-1, to: [a.example.com], ports: [any], action: allow}"},

@@ -130,8 +130,8 @@ func (r *Rule) fields() object {
 	}
 	putList(&o, "dns_types", r.DNSTypes, same)
 	if r.HTTP != nil {
-		if len(r.HTTP.Allow) == 1 && r.HTTP.Deny == nil {
-			o = append(o, field{"http", r.HTTP.Allow[0].fields()})
+		if len(r.HTTP.Allow) == 1 && r.HTTP.Deny == nil && r.HTTP.Allow[0].fields() == nil {
+			o = append(o, field{"http", object{}}) // every request
 		} else {
 			var h object
 			for _, list := range []struct {

@@ -53,9 +53,15 @@ rules:
 		}
 		denials = append(denials, d)
 	}
-	extended, changed := p.Extend(denials)
-	if got := strings.Join(changed, " "); got != "api db.example.com-2 pypi" {
-		t.Error(got)
+	d, err := p.Extend(denials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(d.Changed, " "); got != "api db.example.com-2 pypi" || d.Learned != 3 {
+		t.Error(got, d.Learned)
+	}
+	if len(d.Left) != 1 || d.Left[0] != (Left{"169.254.169.254:80", ReasonMetadata}) {
+		t.Error(d.Left)
 	}
 	want := `version: 1
 rules:
@@ -64,11 +70,67 @@ rules:
   - {id: db.example.com-2, to: [db.example.com], ports: [5432]}
   - {id: pypi, to: [pypi]}
 `
-	if got := string(extended.YAML()); got != want {
+	if got := string(d.Policy.YAML()); got != want {
 		t.Error(got)
 	}
 	if len(p.Rules) != 2 || len(p.Rules[0].HTTP.Allow) != 1 {
 		t.Error("the policy that was extended has changed")
+	}
+}
+
+// A log can be of other policies than the one that is extended: each denial that was learned is
+// allowed by what was drafted, which stands where it is reached.
+func TestExtendIsReached(t *testing.T) {
+	p := decode(t, `version: 1
+rules:
+  - {id: api, to: [api.example.com], ports: [443], http: {allow: [{methods: [GET], paths: [/a]}]}}
+  - {id: no, to: [bad.example.com], action: deny}
+  - {id: rest, to: [public], ports: [443], action: ask}
+`)
+	var denials []Denial
+	for _, line := range []string{
+		`{"kind":"flow","name":"api.example.com","port":443,"protocol":"tcp","action":"deny","reason":"not_listed"}`,
+		`{"kind":"http","name":"api.example.com","port":443,"action":"deny","rule":"gone","reason":"method","method":"POST","path":"/b"}`,
+		`{"kind":"flow","name":"api.example.com","port":8443,"protocol":"tcp","action":"deny","reason":"port","rule":"api"}`,
+		`{"kind":"http","name":"other.example.com","port":443,"action":"deny","rule":"gone","reason":"path","method":"GET","path":"/c"}`,
+		`{"kind":"flow","name":"bad.example.com","port":443,"protocol":"tcp","action":"deny","reason":"not_listed"}`,
+	} {
+		d, _, ok := ParseDenial([]byte(line))
+		if !ok {
+			t.Fatal(line)
+		}
+		denials = append(denials, d)
+	}
+	draft, err := p.Extend(denials)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p = decode(t, string(draft.Policy.YAML()))
+	e, err := NewEvaluator(p, nil, testTable(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]Action{
+		"api.example.com:443": Allow, "POST https://api.example.com/b": Allow, "api.example.com:8443": Allow, "GET https://other.example.com/c": Allow,
+		"GET https://api.example.com/a": Allow, "bad.example.com": Deny, "POST https://api.example.com/a": Deny,
+	} {
+		method, to, isRequest := strings.Cut(text, " ")
+		if !isRequest {
+			method, to = "", text
+		}
+		q, err := ParseQuestion(to, method, now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if v := e.Answer(q); v.Action != want {
+			t.Errorf("%s: %s\n%s", text, v.Explain(), draft.Policy.YAML())
+		}
+	}
+	for _, w := range p.Warnings(testTable(t)) {
+		t.Error(w)
+	}
+	if len(draft.Left) != 1 || draft.Left[0] != (Left{"bad.example.com:443", ReasonRule}) || draft.Learned != 4 {
+		t.Error(draft.Left, draft.Learned)
 	}
 }
 
@@ -82,9 +144,12 @@ func FuzzParseDenial(f *testing.F) {
 		if !ok {
 			return
 		}
-		extended, _ := base.Extend([]Denial{d})
-		if _, err := DecodeYAML("p", extended.YAML()); err != nil {
-			t.Fatalf("%v\n%s", err, extended.YAML())
+		draft, err := base.Extend([]Denial{d})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := DecodeYAML("p", draft.Policy.YAML()); err != nil {
+			t.Fatalf("%v\n%s", err, draft.Policy.YAML())
 		}
 	})
 }
