@@ -212,3 +212,39 @@ func TestRefusedCredentials(t *testing.T) {
 		}
 	}
 }
+
+// A request that the network service cuts is denied in the record too, and not one that its
+// client gave up.
+func TestCut(t *testing.T) {
+	r, err := begin(t, egress.Policy{Entries: []string{"api.example"}}, token(egress.Credential{Name: "api", Hosts: []string{"api.example"}}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn := r.hand("api.example", 443, "10.1.2.3")
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(r.gets.Trust.Files[0].Data)
+	c := tls.Client(conn, &tls.Config{ServerName: "api.example", RootCAs: roots})
+	if err := c.Handshake(); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(c, "POST / HTTP/1.1\r\nHost: api.example\r\nContent-Length: 100\r\n\r\npart")
+	if err := r.network.Send(egress.Flow{Cut: &egress.Cut{Reason: "limit", Rule: "api", Detail: "1KiB sent"}}); err != nil {
+		t.Fatal(err)
+	}
+	conn.Close()
+	for range 1000 {
+		r.mu.Lock()
+		for _, e := range r.events {
+			if e.Kind == "http" {
+				defer r.mu.Unlock()
+				if e.Action != "deny" || e.Reason != "limit" || e.Rule != "api" || e.Detail != "1KiB sent" {
+					t.Errorf("%+v", e)
+				}
+				return
+			}
+		}
+		r.mu.Unlock()
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Error("no request was told of")
+}

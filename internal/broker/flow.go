@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -32,6 +33,8 @@ type flow struct {
 	proxies map[string][]netip.Addr
 	yes     string // the rule whose question was answered for this flow alone
 	proxy   *inspect.Proxy
+	id      uint64
+	cut     atomic.Pointer[egress.Cut] // why the network service ends it
 }
 
 // enter takes the connections that the network service hands over.
@@ -41,6 +44,16 @@ func (x *sandbox) enter(door *net.UnixConn) {
 		var handed egress.Flow
 		if w.Receive(&handed) != nil {
 			return
+		}
+		if handed.Cut != nil {
+			x.mu.Lock()
+			for f := range x.live {
+				if f.id == handed.ID {
+					f.cut.Store(handed.Cut)
+				}
+			}
+			x.mu.Unlock()
+			continue
 		}
 		if file := w.File(); file != nil {
 			x.begin(handed, file)
@@ -57,7 +70,7 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 		return
 	}
 	host, err := policy.ParseHost(handed.Name)
-	f := &flow{sandbox: x, host: host, port: handed.Port, inside: handed.Endpoint, found: handed.Addresses, proxies: handed.Proxies}
+	f := &flow{sandbox: x, id: handed.ID, host: host, port: handed.Port, inside: handed.Endpoint, found: handed.Addresses, proxies: handed.Proxies}
 	if err != nil || host.Name() == "" || f.inside != "" && !x.serves(handed) || f.admit().Action != policy.Allow {
 		conn.Close()
 		return
@@ -202,6 +215,9 @@ func (f *flow) log(r inspect.Record) {
 	e := f.event(r.Start, r.Reason)
 	e.Rule, e.Method, e.Path, e.Status = r.Rule, r.Method, r.Path, r.Status
 	e.Up, e.Down, e.Duration, e.Detail = r.Sent, r.Received, r.Duration.Seconds(), r.Err
+	if cut := f.cut.Load(); cut != nil && r.Err != "" {
+		e.Action, e.Reason, e.Rule, e.Detail = string(policy.Deny), cut.Reason, cut.Rule, cut.Detail
+	}
 	_ = f.sandbox.tell(e)
 }
 

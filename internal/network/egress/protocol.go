@@ -140,8 +140,18 @@ type Flow struct {
 	Port      uint16       `json:"port"`
 	Endpoint  string       `json:"endpoint,omitempty"` // the name by which the sandbox reaches it
 	Addresses []netip.Addr `json:"addresses"`          // that may be dialed
+	// ID tells flows apart. A message with Cut is about one that came before: it is denied now.
+	ID  uint64 `json:"id"`
+	Cut *Cut   `json:"cut,omitempty"`
 	// Proxies are the addresses of the names of proxies on the way.
 	Proxies map[string][]netip.Addr `json:"proxies,omitempty"`
+}
+
+// Cut is why the network service ends a flow that was handed over.
+type Cut struct {
+	Reason string `json:"reason"`
+	Rule   string `json:"rule,omitempty"`
+	Detail string `json:"detail"`
 }
 
 // Answer is a message from the service: the reply to an order, or what happened.

@@ -312,6 +312,7 @@ func (x *exchange) failed(_ http.ResponseWriter, out *http.Request, err error) {
 	x.record.Err = err.Error()
 	denial := x.explain(err)
 	if denial.Reason == ReasonUpstream && x.in.Context().Err() != nil {
+		x.record.Err = "the client left before it was answered"
 		panic(http.ErrAbortHandler) // the client has left; a return would be status 200
 	}
 	x.deny(denial)

@@ -158,6 +158,9 @@ func (u *Use) Pass(ctx context.Context, up bool, n int) error {
 	for _, a := range accounts {
 		for _, b := range a.of(up) {
 			if !b.has(int64(n), now) {
+				// What was about to pass is lost, and counts as far as there was room: the limit
+				// is used up now, for everybody.
+				b.used = b.rate.Bytes
 				err := b.exceeded(a.rule)
 				q.mu.Unlock()
 				return err

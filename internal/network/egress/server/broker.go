@@ -87,9 +87,10 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn
 	}
 	defer broker.Close()
 	x.mu.Lock()
-	f.brokered = door
+	x.handed++
+	f.brokered, f.id = door, x.handed
 	x.mu.Unlock()
-	err = door.Send(egress.Flow{Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs, Proxies: proxies}, theirs)
+	err = door.Send(egress.Flow{ID: f.id, Name: f.question.Host.Name(), Port: f.question.Port, Endpoint: f.endpoint, Addresses: addrs, Proxies: proxies}, theirs)
 	theirs.Close()
 	if err != nil {
 		f.deny(brokerless(f.verdict))

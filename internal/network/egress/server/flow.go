@@ -28,11 +28,13 @@ const (
 
 // flow is one flow of the sandbox's from its question to its record.
 type flow struct {
+	sandbox  *sandbox
 	inside   *stack.Flow
 	question policy.Flow
 	verdict  policy.Verdict
 	judge    *policy.Evaluator // whose verdict it is
 	brokered *egress.Wire      // by which it was handed over; under the sandbox's lock
+	id       uint64            // of one that was handed over
 	endpoint string            // by whose name it was asked for
 	// candidates are the names of a real address that several share; nil else.
 	candidates []string
@@ -112,7 +114,7 @@ func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Pr
 		host = named
 	}
 	question := policy.Flow{Host: host, Port: port, Proto: proto, Time: time.Now(), Spent: x.isSpent}
-	f := &flow{inside: inside, question: question, endpoint: endpoint}
+	f := &flow{sandbox: x, inside: inside, question: question, endpoint: endpoint}
 	if len(candidates) > 1 {
 		f.candidates = candidates
 	}
@@ -411,6 +413,11 @@ func (x *sandbox) request(f *flow, r inspect.Record) {
 	if r.Reason != "" {
 		e.Action, e.Reason = string(policy.Deny), string(r.Reason)
 	}
+	f.mu.Lock()
+	if v := f.denied; v != nil && v.Reason == policy.ReasonLimit && r.Err != "" { // it was cut
+		e.Action, e.Reason, e.Rule, e.Detail = string(policy.Deny), string(v.Reason), v.Rule, v.Explain()
+	}
+	f.mu.Unlock()
 	x.events.add(e)
 }
 

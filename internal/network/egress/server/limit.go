@@ -29,8 +29,21 @@ func (f *flow) exceed(err error) {
 		f.mu.Lock()
 		v := f.verdict // which may be that of another name now
 		f.mu.Unlock()
-		f.deny(beyond(v, limit))
+		v = beyond(v, limit)
+		f.deny(v)
+		f.cut(v)
 		f.inside.Reset()
+	}
+}
+
+// cut tells the service of credentials why a flow that it has is about to end.
+func (f *flow) cut(v policy.Verdict) {
+	f.sandbox.mu.Lock()
+	door := f.brokered
+	f.sandbox.mu.Unlock()
+	if door != nil {
+		// Else it has ended.
+		_ = door.Send(egress.Flow{ID: f.id, Cut: &egress.Cut{Reason: string(v.Reason), Rule: v.Rule, Detail: v.Explain()}})
 	}
 }
 

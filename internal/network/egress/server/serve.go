@@ -282,6 +282,7 @@ type sandbox struct {
 	asks      bool                       // some rule does
 	spent     map[string]bool            // rules for one flow that were used
 	live      map[*flow]struct{}
+	handed    uint64      // flows that the broker got
 	expiry    *time.Timer // at the end of the next rule that ends
 }
 
