@@ -198,13 +198,13 @@ func (f *flow) dial(ctx context.Context, _ inspect.Flow) (net.Conn, error) {
 	return dialer.DialName(ctx, "tcp", f.host.Name(), f.port)
 }
 
-// event is one about the flow; a reason makes it a denial.
+// event is one about the flow; a reason makes it a denial, or says that the upstream failed.
 func (f *flow) event(start time.Time, reason inspect.Reason) egress.Event {
 	e := egress.Event{
 		Time: start.UTC(), Kind: "http", Name: f.host.Name(), Port: f.port, Protocol: string(policy.TCP), Action: string(policy.Allow),
 		Revision: f.judge().Revision,
 	}
-	if reason != "" {
+	if e.Unreached = reason.Failed(); reason != "" && !e.Unreached {
 		e.Action, e.Reason = string(policy.Deny), string(reason)
 	}
 	return e

@@ -36,7 +36,7 @@ type Network struct {
 	StartBroker func(ended func(error)) (*net.UnixConn, error)
 }
 
-// maxTold bounds how many events of one sort are kept for the user.
+// maxTold bounds how many different events of one sort are kept for the user.
 const maxTold = 100
 
 // online is the network of one run.
@@ -376,11 +376,23 @@ func (o *online) record(e egress.Event, masked bool) {
 	o.journal.add(o.journal.record(kind, outcome, e.Reason, e), masked)
 }
 
-// keep keeps an event for the user.
+// keep keeps an event for the user, and counts those that are the same.
 func (o *online) keep(list *[]egress.Event, e egress.Event) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	for i := range *list {
+		if k := &(*list)[i]; same(*k, e) {
+			k.Count = max(k.Count, 1) + max(e.Count, 1)
+			return
+		}
+	}
 	if len(*list) < maxTold {
 		*list = append(*list, e)
 	}
+}
+
+// same says whether two events tell the user the same.
+func same(a, b egress.Event) bool {
+	return a.Kind == b.Kind && a.Name == b.Name && a.Address == b.Address && a.Port == b.Port && a.Protocol == b.Protocol &&
+		a.Rule == b.Rule && a.Reason == b.Reason && a.Detail == b.Detail && a.Method == b.Method && a.Path == b.Path
 }

@@ -69,7 +69,8 @@ type Result struct {
 	Preset    string
 	Workspace string
 	Session   string         // "" when none is left: nothing was changed, or the changes are in place
-	Denied    []egress.Event // what the network's policy did not let through, each once
+	Sandbox   berm.SandboxID // by which the audit log has it
+	Denied    []egress.Event // what the network's policy did not let through, each once with its Count
 	Unreached []egress.Event // what it let through and nobody answered
 
 	wrote *audit.Record // what the session has changed; nil when there is none
@@ -148,6 +149,7 @@ func Do(ctx context.Context, t *Task) (Result, error) {
 	monitor.Trace("prepared")
 	journal := begin(t, r)
 	result, err := doOnline(ctx, t, r, journal)
+	result.Sandbox = r.ID
 	monitor.Trace("done")
 	journal.end(result, err)
 	monitor.Trace("recorded")

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/net/dns/dnsmessage"
@@ -25,7 +26,7 @@ import (
 const InternetAddress = "198.51.100.7"
 
 // Internet makes the namespaces of the calling process, which are new, an internet for a
-// command, and returns its exit code: the loopback has an address, a resolver gives every name
+// command, and returns its exit code: the loopback has an address, a resolver gives every name but nowhere.*
 // that address, and there handler serves HTTP, and TLS for names, and a proxy, which may be nil,
 // at port 3128, and with TLS at 3129. What the command needs to trust that is ca.pem in the
 // directory.
@@ -114,7 +115,9 @@ func resolve() error {
 				continue
 			}
 			m.Response, m.Additionals = true, nil
-			if q := m.Questions[0]; q.Type == dnsmessage.TypeA {
+			if q := m.Questions[0]; strings.HasPrefix(q.Name.String(), "nowhere.") {
+				m.RCode = dnsmessage.RCodeNameError
+			} else if q.Type == dnsmessage.TypeA {
 				m.Answers = []dnsmessage.Resource{{
 					Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 60},
 					Body:   &dnsmessage.AResource{A: netip.MustParseAddr(InternetAddress).As4()},

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -87,6 +88,39 @@ func TestAllow(t *testing.T) {
 		r = p.sh(fetch("http://www.example:81/", "http://www.example:81/"), "--allow", "www.example:81", "--open", internetAddress)
 		if strings.Count(r.stderr, "not reached: www.example:81: ") != 1 || !strings.Contains(r.stderr, "connection refused") {
 			t.Errorf("why nothing answers is not told once: %v", r)
+		}
+	})
+}
+
+// A name that does not exist is told once, as not reached, and inside as what it is. Denials are
+// counted, and the requests are told.
+func TestSummary(t *testing.T) {
+	online(t, func(p *person) {
+		p.write("project/net.yaml", `version: 1
+rules:
+  - id: api
+    to: [www.example, nowhere.example]
+    http:
+      allow: [{methods: [GET], paths: ["/public/**"]}]
+`)
+		targets := []string{"https://nowhere.example/public/", "http://nowhere.example/public/", "https://www.example/secret", "https://www.example/secret", "-X POST https://www.example/public/x"}
+		for i := range 7 {
+			targets = append(targets, fmt.Sprintf("https://www.example/secret/%d", i))
+		}
+		r := p.sh(fetch(targets...)+"curl -s http://other.example; curl -s http://other.example; true", "--policy", "net.yaml", "--open", opened)
+		if strings.Count(r.stdout, "there is no name nowhere.example") != 2 {
+			t.Errorf("inside: %v", r)
+		}
+		if strings.Count(r.stderr, "not reached: nowhere.example") != 2 || strings.Contains(r.stderr, "denied: nowhere") || !strings.Contains(r.stderr, "not reached: nowhere.example:443: there is no name nowhere.example\n") {
+			t.Errorf("not reached: %v", r)
+		}
+		for _, want := range []string{
+			"denied: www.example:443 (path), 9 times:\n", "  GET /secret, 2 times: /secret is not a path of the rule\n", "  GET /secret/3: ", "and 3 more: berm audit --local --sandbox i",
+			"denied: www.example:443 (method): POST /public/x", "denied: other.example (not_listed); --allow other.example",
+		} {
+			if !strings.Contains(r.stderr, want) {
+				t.Errorf("no %q in %v", want, r)
+			}
 		}
 	})
 }

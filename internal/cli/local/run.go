@@ -441,30 +441,75 @@ func variables(env []string) []string {
 	return list
 }
 
-// denied tells what the command could not reach, each destination once.
-func (f *runFlags) denied(cmd *cobra.Command, events []egress.Event) {
-	seen := map[string]bool{}
-	for _, e := range events {
-		what := destination(e)
-		if text := fmt.Sprintf("denied: %s (%s)", what, e.Reason); !seen[text] {
-			seen[text] = true
-			cli.Notice(cmd, "%s", text+remedy(e, what))
+// maxRequests bounds how many different requests are told of what was denied for one reason.
+const maxRequests = 5
+
+// denied tells what the command could not reach, each destination and reason once.
+func (f *runFlags) denied(cmd *cobra.Command, r local.Result) {
+	type denial struct {
+		to, reason string
+		events     []egress.Event
+	}
+	var denials []*denial
+	for _, e := range r.Denied {
+		to := destination(e)
+		i := slices.IndexFunc(denials, func(d *denial) bool { return d.to == to && d.reason == e.Reason })
+		if i < 0 {
+			i, denials = len(denials), append(denials, &denial{to: to, reason: e.Reason})
+		}
+		denials[i].events = append(denials[i].events, e)
+	}
+	for _, d := range denials {
+		// A flow and the requests in it are denied for one reason; a look-up is several queries.
+		requests := slices.DeleteFunc(slices.Clone(d.events), func(e egress.Event) bool { return e.Method == "" })
+		counted := slices.DeleteFunc(slices.Clone(d.events), func(e egress.Event) bool {
+			return e.Kind == "dns" || e.Method == "" && len(requests) > 0
+		})
+		n := 0
+		for _, e := range counted {
+			n += max(e.Count, 1)
+		}
+		text := fmt.Sprintf("denied: %s (%s)", d.to, d.reason) + times(n)
+		if len(requests) < 2 {
+			told := d.events[0]
+			if len(requests) == 1 {
+				told = requests[0]
+			}
+			cli.Notice(cmd, "%s", text+remedy(told, d.to))
+			continue
+		}
+		cli.Notice(cmd, "%s", text+":")
+		for _, e := range requests[:min(len(requests), maxRequests)] {
+			what := e.Method + " " + e.Path
+			why := strings.TrimPrefix(strings.TrimPrefix(remedy(e, d.to), ": "), what+" at "+d.to+" is not allowed: ")
+			cli.Notice(cmd, "  %s%s: %s", what, times(e.Count), why)
+		}
+		if more := len(requests) - maxRequests; more > 0 {
+			cli.Notice(cmd, "  and %d more: berm audit --local --sandbox %s --type net", more, r.Sandbox)
 		}
 	}
-	if slices.ContainsFunc(events, func(e egress.Event) bool { return e.Reason == "not_listed" || e.Reason == "port" }) {
+	if slices.ContainsFunc(r.Denied, func(e egress.Event) bool { return e.Reason == "not_listed" || e.Reason == "port" }) {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), terminal.StyleFor(cmd.ErrOrStderr()).Dim("hint:"), "berm policy learn drafts a policy that allows what was denied")
 	}
 }
 
+// times says how often something happened that was more than once.
+func times(n int) string {
+	if n < 2 {
+		return ""
+	}
+	return fmt.Sprintf(", %d times", n)
+}
+
 // unreached tells what the network did not get to, each destination once: inside, it looks
-// like a server that breaks connections.
+// like a server that breaks connections. A flow and its requests fail for one reason.
 func unreached(cmd *cobra.Command, events []egress.Event) {
 	seen := map[string]bool{}
 	for _, e := range events {
 		why, _, _ := strings.Cut(e.Detail, "\n")
-		if text := "not reached: " + destination(e) + ": " + why; !seen[text] {
-			seen[text] = true
-			cli.Notice(cmd, "%s", text)
+		if to := destination(e); !seen[to] {
+			seen[to] = true
+			cli.Notice(cmd, "%s", "not reached: "+to+": "+why)
 		}
 	}
 }
@@ -505,7 +550,7 @@ func remedy(e egress.Event, what string) string {
 func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) {
 	if f.json {
 		object := map[string]any{
-			"exitCode": r.ExitCode, "reason": r.Reason, "level": r.Level, "preset": r.Preset, "workspace": r.Workspace,
+			"sandbox": r.Sandbox, "exitCode": r.ExitCode, "reason": r.Reason, "level": r.Level, "preset": r.Preset, "workspace": r.Workspace,
 			"durationMS": r.Duration.Milliseconds(), "started": r.Started,
 		}
 		for name, list := range map[string][]string{"weaker": r.Weaker, "notices": notices} {
@@ -537,7 +582,7 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 	if f.quiet {
 		return
 	}
-	f.denied(cmd, r.Denied)
+	f.denied(cmd, r)
 	unreached(cmd, r.Unreached)
 	if r.Session != "" {
 		style := terminal.StyleFor(cmd.ErrOrStderr())

@@ -210,7 +210,7 @@ type Event struct {
 	Status   int     `json:"status,omitempty"` // that the sandbox got
 	Count    int     `json:"count,omitempty"`  // of equal denials that one event stands for
 	Revision string  `json:"revision,omitempty"`
-	// Unreached says that the flow was allowed and could not be connected outside.
+	// Unreached says that the flow was allowed and could not be connected outside, or its request got no answer.
 	Unreached bool `json:"unreached,omitempty"`
 	// Credential is the name of the one that it is about.
 	Credential string `json:"credential,omitempty"`

@@ -29,6 +29,9 @@ const (
 	ReasonCertificate Reason = "upstream_certificate"
 )
 
+// Failed says whether it is why an upstream failed, and no denial.
+func (r Reason) Failed() bool { return r == ReasonUpstream || r == ReasonCertificate }
+
 // Denial is a refusal that the client is told.
 type Denial struct {
 	Status  int    `json:"-"` // of HTTP; zero is 403

@@ -98,6 +98,8 @@ func upstreamFailed(f Flow, err error) *Denial {
 	case berm.KindOf(err) == berm.Denied:
 		d.Status, d.Reason = http.StatusForbidden, ReasonPolicy
 		d.Message, d.Hint = err.Error(), berm.HintOf(err)
+	case berm.KindOf(err) == berm.NotFound:
+		d.Message = "there is no name " + f.Name
 	case errors.As(err, &cert):
 		d.Reason = ReasonCertificate
 		d.Message = "the certificate of " + f.Address() + " cannot be verified: " + cert.Err.Error()

@@ -106,6 +106,7 @@ func (x *sandbox) addresses(ctx context.Context, f *flow) ([]netip.Addr, error) 
 	}
 	found, err := x.server.up.Lookup(ctx, f.question.Host.Name())
 	if err != nil {
+		f.unreach(err)
 		return nil, err
 	}
 	vetted, v := x.vet(f, found)

@@ -400,7 +400,7 @@ func (x *sandbox) look(f *flow, conn *inspect.Conn) error {
 func (x *sandbox) request(f *flow, r inspect.Record) {
 	if !inspects(f.verdict) {
 		// The flow is told, and with it why a request of it was refused.
-		if r.Reason != "" && r.Reason != inspect.ReasonUpstream && r.Reason != inspect.ReasonCertificate {
+		if r.Reason != "" && !r.Reason.Failed() {
 			f.refuse(r.Reason, r.Err)
 		}
 		return
@@ -410,7 +410,7 @@ func (x *sandbox) request(f *flow, r inspect.Record) {
 		Action: string(policy.Allow), Rule: r.Rule, Revision: f.verdict.Revision, Method: r.Method, Path: r.Path, Status: r.Status,
 		Up: r.Sent, Down: r.Received, Duration: r.Duration.Seconds(), Detail: r.Err,
 	}
-	if r.Reason != "" {
+	if e.Unreached = r.Reason.Failed(); r.Reason != "" && !e.Unreached {
 		e.Action, e.Reason = string(policy.Deny), string(r.Reason)
 	}
 	f.mu.Lock()
