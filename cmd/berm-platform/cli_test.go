@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -422,6 +423,88 @@ func TestInspectShowsThePolicyButNoSecrets(t *testing.T) {
 	}
 	if strings.Contains(raw+text, clienttest.Token) || strings.Contains(raw+text, "traffic-secret") {
 		t.Error("it shows a token")
+	}
+}
+
+// What matters most to who asks stands before the pages of system calls.
+func TestInspectShowsNetworkAndCredentialsFirst(t *testing.T) {
+	s := newSetup(t)
+	id := string(s.server.Add(client.Sandbox{}).ID)
+	s.server.Set(func(s *clienttest.Server) {
+		s.Policy = berm.Policy{Level: berm.Namespace, Degraded: []string{"memory: no control group"}}
+		s.Network = []json.RawMessage{json.RawMessage(`{"version":1,"rules":[{"id":"web","to":["example.com"]}]}`)}
+		s.Credentials = client.Credentials{
+			Credentials: []client.Credential{{Name: "api", Secret: "secret:some", Hosts: []string{"api.example"}}, {Name: "gh", Secret: "secret:gh", Service: "github"}},
+			Fields:      map[string][]string{"*.example.com": {"X-Key"}},
+		}
+	})
+	text := s.ok("inspect", id)
+	calls := strings.Index(text, "\nPolicy\n")
+	for _, want := range []string{
+		"What the host could not give\n  memory: no control group", "Network policy, revision 1\n", "{id: web, to: [example.com]}",
+		"api: secret:some, for requests to api.example", "gh: secret:gh, for requests to github", "*.example.com: X-Key",
+	} {
+		if at := strings.Index(text, want); at < 0 || at > calls {
+			t.Errorf("%q is not before the policy (%d, %d):\n%s", want, at, calls, text)
+		}
+	}
+	if raw := s.ok("inspect", "--json", id); !strings.Contains(raw, `"secret": "secret:some"`) || !strings.Contains(raw, `"X-Key"`) {
+		t.Errorf("%s", raw)
+	}
+}
+
+func TestNetworkPolicyOfASandbox(t *testing.T) {
+	s := newSetup(t)
+	file := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(file, []byte("version: 1\nrules:\n  - {id: db, to: [db.example.com], ports: [5432]}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	id := strings.TrimSpace(s.ok("create", "--allow", "pypi", "--policy", file))
+	policy := func() string {
+		var text string
+		s.server.Set(func(s *clienttest.Server) { text = string(s.Network[len(s.Network)-1]) })
+		return text
+	}
+	if got := policy(); !strings.Contains(got, `"pypi"`) || strings.Index(got, `"pypi"`) > strings.Index(got, "db.example.com") || slices.ContainsFunc(s.server.Requests(), func(r string) bool { return strings.HasPrefix(r, "PUT ") }) {
+		t.Errorf("%s after %q", got, s.server.Requests())
+	}
+	if r := s.run("net", "set", id, "--allow", "npm"); r.stdout != "2\n" || !strings.Contains(r.stderr, "warning: a rule is never reached") || !strings.Contains(policy(), "npm") {
+		t.Errorf("%+v, %s", r, policy())
+	}
+	if r := s.run("net", "set", id, "--policy", file, "--revision", "1"); r.code != 1 || !strings.Contains(r.stderr, "changed meanwhile") || !strings.Contains(policy(), "npm") {
+		t.Errorf("%+v, %s", r, policy())
+	}
+	if got := s.ok("net", "set", "--json", id, "--policy", file, "--revision", "2"); !strings.Contains(got, `"revision":"3"`) && !strings.Contains(got, `"revision": "3"`) {
+		t.Error(got)
+	}
+	if r := s.runWith("version: 1\n", "net", "set", id, "--policy", "-"); r.code != 0 || strings.Contains(policy(), "rules\":[{") {
+		t.Errorf("%+v, %s", r, policy())
+	}
+	for _, args := range [][]string{{"net", "set", id}, {"net", "set", id, "--allow", "npm", "--revision", "x"}, {"net", "set", "a/b", "--allow", "npm"}} {
+		if r := s.run(args...); r.code != 2 {
+			t.Errorf("berm %q: %+v", args, r)
+		}
+	}
+	for _, args := range [][]string{{"net", "set", id, "--allow", "a b"}, {"create", "--allow", "a b"}, {"create", "--policy", file + "x"}} {
+		if r := s.run(args...); r.code == 0 || r.stdout != "" {
+			t.Errorf("berm %q: %+v", args, r)
+		}
+	}
+	s.server.Set(func(s *clienttest.Server) {
+		s.Explained = `{"rules":[{"id":"web","text":"Allow 10.0.0.0/8."}],"default":"Everything else is denied."}`
+	})
+	if got := s.ok("policy", "explain", id); !strings.Contains(got, "revision 4") || !strings.Contains(got, "Allow 10.0.0.0/8. (web)") {
+		t.Error(got)
+	}
+	if r := s.run("policy", "explain", "--open", "10.0.0.0/8", id); r.code != 2 {
+		t.Errorf("%+v", r)
+	}
+	if r := s.run("net", "log", "i0ended"); !strings.Contains(r.stderr, "berm audit --sandbox i0ended --type net") {
+		t.Errorf("%+v", r)
+	}
+	s.server.Set(func(s *clienttest.Server) { s.IsE2B = true })
+	if r := s.run("create", "--allow", "pypi"); r.code != 1 || !strings.Contains(r.stderr, "no Berm server") {
+		t.Errorf("%+v", r)
 	}
 }
 

@@ -21,16 +21,21 @@ func newCreateCommand() *cobra.Command {
 		memory, disk  cli.SizeFlag
 		level         string
 		credentials   []string
+		network       policySource
 	)
 	cmd := serverCommand(&cobra.Command{
 		Use:   "create [TEMPLATE]",
 		Short: "Make a sandbox and print its id",
 		Long: `Make a sandbox from a template, "base" unless another is named, and print its id
-when it is usable.`,
+when it is usable.
+
+It reaches what --allow and --policy say, from the first moment; without both, what the server
+gives to a sandbox whose creator says nothing: the public internet, or nothing (berm inspect).`,
 		Example: `  berm create
   id=$(berm create --timeout 1h --env GREETING=hello --metadata user=ann)
   berm create --memory 2GiB --cpus 1.5 --level namespace
-  berm create --cred github=secret:my-token
+  berm create --allow pypi --allow api.example.com:8443
+  berm create --policy policy.yaml --cred github=secret:my-token
   berm create my-template --auto-pause --auto-resume`,
 		Args:              cli.UsageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeTemplates,
@@ -48,6 +53,7 @@ when it is usable.`,
 	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
 	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
 	flags.StringArrayVar(&credentials, "cred", nil, "let requests have a stored secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...],\nsuch as github=secret:my-token; may be repeated")
+	network.addPolicy(cmd, "let it reach what the network policy of this `FILE` says (\"-\" is stdin)", "let it reach this `HOST[:PORT]` alone, or this group, such as github; may be\nrepeated; comes before the rules of --policy")
 	completeFlag(cmd, "level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		o.Level, o.Limits.Memory, o.Limits.Disk = berm.Level(level), int64(memory), int64(disk)
@@ -70,6 +76,11 @@ when it is usable.`,
 				Name: c.Name, Secret: c.Source, Service: c.Service, Hosts: c.Hosts, Header: c.Header, Prefix: c.Prefix, User: c.User, Cookie: c.Cookie, Query: c.Query,
 				Methods: c.Methods, Paths: c.Paths, Env: c.Env, Swap: c.Swap, Endpoint: c.Endpoint, URL: c.URL, Repositories: c.Repositories, Push: c.Push,
 			})
+		}
+		if network.given() {
+			if o.Policy, err = network.document(); err != nil {
+				return err
+			}
 		}
 		c, err := server(cmd)
 		if err != nil {

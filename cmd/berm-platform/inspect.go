@@ -3,7 +3,9 @@ package main
 import (
 	"fmt"
 	"io"
+	"maps"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -20,8 +22,8 @@ func newInspectCommand() *cobra.Command {
 		Use:   "inspect SANDBOX",
 		Short: "Print what a sandbox is and all that it is held to",
 		Long: `Print what a sandbox is and its whole effective policy: isolation level, namespaces,
-ids, capabilities, system calls, mounts, devices, limits, network, and what the host
-could not give. Of a sandbox that has ended, print how.`,
+ids, capabilities, system calls, mounts, devices, limits, network, credentials without
+their secrets, and what the host could not give. Of a sandbox that has ended, print how.`,
 		Example: `  berm inspect i0abcdefghijklmnopqrs
   berm inspect --json i0abcdefghijklmnopqrs | jq .policy.limits`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
@@ -54,6 +56,14 @@ could not give. Of a sandbox that has ended, print how.`,
 				return err
 			}
 		}
+		var credentials client.Credentials // a server that has none knows no such thing
+		if s.Exit == nil {
+			told, err := c.Credentials(cmd.Context(), id)
+			if kind := berm.KindOf(err); err != nil && kind != berm.NotFound && kind != berm.Unsupported {
+				return err
+			}
+			credentials = told
+		}
 		s.AgentToken, s.TrafficToken = "", "" // secrets are for programs, not for screens
 		out := cmd.OutOrStdout()
 		if *asJSON {
@@ -64,17 +74,27 @@ could not give. Of a sandbox that has ended, print how.`,
 			if network != nil {
 				object["network"] = map[string]any{"revision": network.Revision, "policy": network.Document}
 			}
+			if len(credentials.Credentials) > 0 {
+				object["credentials"] = credentials.Credentials
+			}
+			if len(credentials.Fields) > 0 {
+				object["fields"] = credentials.Fields
+			}
 			return cli.PrintJSON(out, object)
 		}
 		page := newPage(out)
 		page.sandbox(s)
 		if policy != nil {
-			page.policy(policy)
+			page.degraded(policy)
 		}
 		if network != nil {
 			if err := page.network(network); err != nil {
 				return err
 			}
+		}
+		page.credentials(credentials)
+		if policy != nil {
+			page.policy(policy)
 		}
 		return page.err
 	}
@@ -133,6 +153,11 @@ func (p *page) list(name string, values ...string) {
 		}
 		name = ""
 	}
+}
+
+// pair prints a name of any length and what it is.
+func (p *page) pair(name, value string) {
+	p.print("  " + terminal.Escape(name) + ": " + terminal.Escape(value) + "\n")
 }
 
 // words prints values one after the other, wrapped.
@@ -235,12 +260,34 @@ func (p *page) policy(v *berm.Policy) {
 	p.line("unlisted calls", v.Seccomp.Default)
 	p.list("in part", v.Seccomp.Rules...)
 	p.words("allowed", v.Seccomp.Allowed)
+}
 
+func (p *page) degraded(v *berm.Policy) {
 	if len(v.Degraded) > 0 {
 		p.heading("What the host could not give")
 		for _, d := range v.Degraded {
 			p.print("  " + p.style.Bad(terminal.Escape(d)) + "\n")
 		}
+	}
+}
+
+// credentials prints what requests get, by the hosts that they are for.
+func (p *page) credentials(c client.Credentials) {
+	if len(c.Credentials) > 0 {
+		p.heading("Credentials")
+	}
+	for _, one := range c.Credentials {
+		to := one.Hosts
+		if one.Service != "" {
+			to = append([]string{one.Service}, to...)
+		}
+		p.pair(one.Name, one.Secret+", for requests to "+strings.Join(to, ", "))
+	}
+	if len(c.Fields) > 0 {
+		p.heading("Fields of requests that network.rules set")
+	}
+	for _, host := range slices.Sorted(maps.Keys(c.Fields)) {
+		p.pair(host, strings.Join(c.Fields[host], ", "))
 	}
 }
 

@@ -18,9 +18,67 @@ import (
 func newNetCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "net",
-		Short: "See what sandboxes do on networks, and answer what they ask",
+		Short: "See what sandboxes do on networks, change what they may, and answer what they ask",
 	}
-	cmd.AddCommand(newNetLogCommand(), newNetAskCommand())
+	cmd.AddCommand(newNetLogCommand(), newNetSetCommand(), newNetAskCommand())
+	return cmd
+}
+
+func newNetSetCommand() *cobra.Command {
+	var source policySource
+	var revision string
+	cmd := serverCommand(&cobra.Command{
+		Use:   "set SANDBOX --policy FILE | --allow HOST[:PORT]",
+		Short: "Replace the network policy of a sandbox",
+		Long: `Replace the network policy of a sandbox by what --policy and --allow say, and print the new
+revision. It is in force when the command ends, and flows that it does not allow have been
+reset. A policy that is wrong changes nothing. What rules of E2B's API set in requests, and
+credentials, stay.
+
+With --revision it is replaced only if nobody else changed it since: berm inspect tells the
+revision in force.`,
+		Example: `  berm net set i0abcdefghijklmnopqrs --allow pypi --allow api.example.com
+  berm net set i0abcdefghijklmnopqrs --policy policy.yaml --revision 3
+  berm policy learn i0abcdefghijklmnopqrs > next.yaml   # then read it
+  echo "version: 1" | berm net set i0abcdefghijklmnopqrs --policy -   # nothing`,
+		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
+		ValidArgsFunction: completeFirstSandbox(),
+	})
+	source.addPolicy(cmd, "the policy of this `FILE` (\"-\" is stdin)", "this `HOST[:PORT]`, or group such as github; may be repeated; comes\nbefore the rules of --policy")
+	cmd.Flags().StringVar(&revision, "revision", "", "only if the policy in force is that of this number")
+	asJSON := cli.JSONFlag(cmd)
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if !source.given() {
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "which policy is meant is missing").WithHint("give --policy FILE or --allow HOST")}
+		}
+		if n, err := strconv.Atoi(revision); revision != "" && (err != nil || n < 1 || strconv.Itoa(n) != revision) {
+			return cli.UsageError{Err: fmt.Errorf("--revision %q: it is a number from 1 on", revision)}
+		}
+		id, err := sandboxID(args[0])
+		if err != nil {
+			return err
+		}
+		document, err := source.document()
+		if err != nil {
+			return err
+		}
+		c, err := server(cmd)
+		if err != nil {
+			return err
+		}
+		next, warnings, err := c.SetNetworkPolicy(cmd.Context(), id, document, revision)
+		if err != nil {
+			return err
+		}
+		if *asJSON {
+			return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{"sandboxID": id, "revision": next, "warnings": warnings})
+		}
+		for _, text := range warnings {
+			cli.Notice(cmd, "warning: %s", terminal.Escape(text))
+		}
+		_, err = fmt.Fprintln(cmd.OutOrStdout(), terminal.Escape(next))
+		return err
+	}
 	return cmd
 }
 
@@ -52,6 +110,8 @@ sandbox ends. The server's audit log has all of them, for good.`,
 			switch {
 			case berm.KindOf(err) == berm.NotFound && !first: // it ended
 				return nil
+			case berm.KindOf(err) == berm.NotFound:
+				return berm.Errorf(berm.NotFound, "%w", err).WithHint("of one that has ended, its server's audit log tells: berm audit --sandbox %s --type net", id)
 			case err != nil:
 				return quietOnInterrupt(ctx, err)
 			}

@@ -50,11 +50,15 @@ type policySource struct {
 }
 
 func (f *policySource) add(cmd *cobra.Command) {
-	flags := cmd.Flags()
-	flags.SortFlags = false
-	flags.StringVar(&f.file, "policy", "", "the policy of this `FILE`, as berm run takes it")
-	flags.StringArrayVarP(&f.allow, "allow", "a", nil, "and this `HOST[:PORT]`, as berm run takes it")
-	flags.StringArrayVar(&f.open, "open", nil, "with this private address `RANGE` opened")
+	cmd.Flags().SortFlags = false
+	f.addPolicy(cmd, "the policy of this `FILE`, as berm run takes it", "and this `HOST[:PORT]`, as berm run takes it")
+	cmd.Flags().StringArrayVar(&f.open, "open", nil, "with this private address `RANGE` opened, as by berm run and berm serve;\nof a sandbox what its server has opened is known")
+}
+
+// addPolicy adds the flags that name a policy alone.
+func (f *policySource) addPolicy(cmd *cobra.Command, file, allow string) {
+	cmd.Flags().StringVar(&f.file, "policy", "", file)
+	cmd.Flags().StringArrayVarP(&f.allow, "allow", "a", nil, allow)
 	completeFlag(cmd, "allow", func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		return policy.Groups(), cobra.ShellCompDirectiveNoFileComp
 	})
@@ -89,6 +93,15 @@ func readBounded(path string) ([]byte, error) {
 	return content, nil
 }
 
+// document is read in JSON.
+func (f *policySource) document() (json.RawMessage, error) {
+	p, err := f.read()
+	if err != nil {
+		return nil, err
+	}
+	return json.Marshal(p)
+}
+
 // read makes the policy that the flags name.
 func (f *policySource) read() (*policy.Policy, error) {
 	p := egress.Policy{Entries: f.allow, Source: f.file}
@@ -113,7 +126,8 @@ func newPolicyCheckCommand() *cobra.Command {
 		Long: `Say whether a policy allows a destination or request, by which rule, and what would
 allow it. The policy is that of a sandbox, or what --policy and --allow would let a command of
 berm run reach. Names are not resolved: one whose addresses may not be reached is denied when
-it is connected to. A port without more is TCP; HOST:PORT/udp is UDP.
+it is connected to. A port without more is TCP; HOST:PORT/udp is UDP. Private addresses count
+as opened where the sandbox's server has, or --open says so.
 
 The exit code is 0 when it is allowed, 3 when it is denied, 4 when the rule asks.`,
 		Example: `  berm policy check --policy policy.yaml https://api.example.com/repos/shop/issues --method POST
@@ -132,8 +146,8 @@ The exit code is 0 when it is allowed, 3 when it is denied, 4 when the rule asks
 		}
 		var a policy.Answer
 		switch {
-		case len(args) == 2 && source.given():
-			return cli.UsageError{Err: fmt.Errorf("the policy is that of a sandbox, or what --policy and --allow say")}
+		case len(args) == 2 && (source.given() || len(source.open) > 0):
+			return cli.UsageError{Err: fmt.Errorf("the policy is that of a sandbox, or what --policy, --allow and --open say")}
 		case len(args) == 2:
 			c, id, err := serverAndSandbox(cmd, args[0])
 			if err != nil {
@@ -227,44 +241,45 @@ can never matter, wildcards over strangers, ranges that stay closed.`,
 		if len(args) == 1 && source.file != "" || len(args) == 0 && !source.given() {
 			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "explain wants one policy").WithHint("a sandbox, a file, or --allow HOST")}
 		}
-		var p *policy.Policy
+		var d policy.Description
 		title := "Policy"
 		id, err := berm.ParseSandboxID(strings.Join(args, ""))
 		switch {
-		case err == nil && source.given():
-			return cli.UsageError{Err: fmt.Errorf("the policy is that of a sandbox, or what --policy and --allow say")}
+		case err == nil && (source.given() || len(source.open) > 0):
+			return cli.UsageError{Err: fmt.Errorf("the policy is that of a sandbox, or what --policy, --allow and --open say")}
 		case err == nil:
 			c, err := server(cmd)
 			if err != nil {
 				return err
 			}
-			told, err := c.NetworkPolicy(cmd.Context(), id)
+			told, err := c.ExplainNetwork(cmd.Context(), id)
 			if err != nil {
 				return err
 			}
-			if p, err = policy.DecodeJSON("policy", told.Document); err != nil {
-				return berm.Errorf(berm.Internal, "the network policy that the server told: %w", err)
+			if err := json.Unmarshal(told.Document, &d); err != nil {
+				return berm.Errorf(berm.Internal, "what the server answers: %w", err)
 			}
-			p.Revision, title = told.Revision, title+" of "+string(id)+", revision "+told.Revision
+			title += " of " + string(id) + ", revision " + told.Revision
 		default:
 			if len(args) == 1 {
 				source.file = args[0]
 			}
-			if p, err = source.read(); err != nil {
+			p, err := source.read()
+			if err != nil {
 				return err
 			}
 			if source.file != "" {
 				title += " " + source.file
 			}
+			table, err := address.NewTableHere(source.open)
+			if err != nil {
+				return err
+			}
+			if _, err := policy.NewEvaluator(p, nil, table); err != nil {
+				return err
+			}
+			d = p.Describe(table, time.Now())
 		}
-		table, err := address.NewTableHere(source.open)
-		if err != nil {
-			return err
-		}
-		if _, err := policy.NewEvaluator(p, nil, table); err != nil {
-			return err
-		}
-		d := p.Describe(table, time.Now())
 		if *asJSON {
 			return cli.PrintJSON(cmd.OutOrStdout(), d)
 		}

@@ -184,7 +184,7 @@ func (r *rerun) policy(ctx context.Context) error {
 		r.notice("the network policy of before is not known: the server's default holds")
 		return nil
 	}
-	if err := r.c.SetNetworkPolicy(ctx, r.fresh.ID, document); err != nil {
+	if _, _, err := r.c.SetNetworkPolicy(ctx, r.fresh.ID, document, ""); err != nil {
 		return fmt.Errorf("the network policy of before cannot be set: %w", err)
 	}
 	return nil

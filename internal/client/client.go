@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -120,6 +121,11 @@ type answer struct {
 // call makes one REST request with a JSON body (nil: none) and decodes the answer
 // into out (nil: dropped).
 func (c *Client) call(ctx context.Context, method, path string, query url.Values, body, out any) (answer, error) {
+	return c.callWith(ctx, nil, method, path, query, body, out)
+}
+
+// callWith is call with fields of the header.
+func (c *Client) callWith(ctx context.Context, header http.Header, method, path string, query url.Values, body, out any) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
 	u := c.base.String() + path
@@ -138,6 +144,7 @@ func (c *Client) call(ctx context.Context, method, path string, query url.Values
 	if err != nil {
 		return answer{}, err
 	}
+	maps.Copy(req.Header, header)
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
@@ -225,7 +232,7 @@ func kindOf(status int) berm.Kind {
 		return berm.Denied
 	case http.StatusNotFound:
 		return berm.NotFound
-	case http.StatusConflict:
+	case http.StatusConflict, http.StatusPreconditionFailed:
 		return berm.Conflict
 	case http.StatusTooManyRequests, http.StatusInsufficientStorage:
 		return berm.Exhausted

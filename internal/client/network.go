@@ -20,8 +20,12 @@ type NetworkPolicy struct {
 // NetworkPolicy returns the network policy in force. NotFound when the sandbox has no
 // network, or its server no such policies.
 func (c *Client) NetworkPolicy(ctx context.Context, id berm.SandboxID) (NetworkPolicy, error) {
+	return c.networkPolicy(ctx, id, "")
+}
+
+func (c *Client) networkPolicy(ctx context.Context, id berm.SandboxID, form string) (NetworkPolicy, error) {
 	var p NetworkPolicy
-	got, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/network", nil, nil, &p.Document)
+	got, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/network"+form, nil, nil, &p.Document)
 	if err != nil {
 		return NetworkPolicy{}, err
 	}
@@ -32,10 +36,26 @@ func (c *Client) NetworkPolicy(ctx context.Context, id berm.SandboxID) (NetworkP
 	return p, nil
 }
 
-// SetNetworkPolicy replaces the network policy of a sandbox by a document.
-func (c *Client) SetNetworkPolicy(ctx context.Context, id berm.SandboxID, document json.RawMessage) error {
-	_, err := c.call(ctx, http.MethodPut, "/berm/v1"+sandboxPath(id)+"/network", nil, document, nil)
-	return err
+// SetNetworkPolicy replaces the network policy of a sandbox by a document, if its revision is
+// still the one given, "" for any; else it is Conflict. It returns the new revision, and
+// warnings about the document.
+func (c *Client) SetNetworkPolicy(ctx context.Context, id berm.SandboxID, document json.RawMessage, revision string) (string, []string, error) {
+	header := http.Header{}
+	if revision != "" {
+		header.Set("If-Match", strconv.Quote(revision))
+	}
+	var told struct {
+		Revision json.Number
+		Warnings []string
+	}
+	_, err := c.callWith(ctx, header, http.MethodPut, "/berm/v1"+sandboxPath(id)+"/network", nil, document, &told)
+	return told.Revision.String(), told.Warnings, err
+}
+
+// ExplainNetwork returns what the network policy in force says in plain words, as
+// policy.Description in JSON, with its revision.
+func (c *Client) ExplainNetwork(ctx context.Context, id berm.SandboxID) (NetworkPolicy, error) {
+	return c.networkPolicy(ctx, id, "/explain")
 }
 
 // CheckNetwork returns what the network policy in force says of a URL or destination, as

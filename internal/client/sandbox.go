@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -80,10 +81,13 @@ type CreateOptions struct {
 	Limits     berm.Limits // zero fields leave it to the template
 	// Credentials are what requests get that the sandbox must not have.
 	Credentials []Credential
+	// Policy is the document of what it may reach from the first moment; nil leaves it to the
+	// server.
+	Policy json.RawMessage
 }
 
-// Create makes a sandbox and returns when it is usable. A server that knows neither
-// levels, limits nor credentials, as one of E2B, is Unsupported if there are some to keep.
+// Create makes a sandbox and returns when it is usable. A server that knows neither levels,
+// limits, credentials nor policies, as one of E2B, is Unsupported if there are some to keep.
 func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) {
 	type autoResume struct {
 		Enabled bool `json:"enabled"`
@@ -92,7 +96,8 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 		Level  berm.Level  `json:"level,omitempty"`
 		Limits berm.Limits `json:"limits,omitzero"`
 
-		Credentials []Credential `json:"credentials,omitempty"`
+		Credentials []Credential    `json:"credentials,omitempty"`
+		Policy      json.RawMessage `json:"policy,omitempty"`
 	}
 	body := struct {
 		TemplateID string            `json:"templateID"`
@@ -106,15 +111,15 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 	if o.AutoResume {
 		body.AutoResume = &autoResume{true}
 	}
-	if o.Level != "" || o.Limits != (berm.Limits{}) || len(o.Credentials) > 0 {
-		body.Berm = &additions{o.Level, o.Limits, o.Credentials}
+	if o.Level != "" || o.Limits != (berm.Limits{}) || len(o.Credentials) > 0 || o.Policy != nil {
+		body.Berm = &additions{o.Level, o.Limits, o.Credentials, o.Policy}
 	}
 	var s Sandbox
 	if _, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &s); err != nil {
 		return nil, err
 	}
 	if body.Berm != nil && s.Berm == nil { // it was ignored
-		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level, limits or credentials", c.base)
+		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level, limits, credentials or a network policy", c.base)
 		if killErr := c.Kill(ctx, s.ID); killErr != nil {
 			return nil, fmt.Errorf("%w; and the sandbox %s is left over: %w", err, s.ID, killErr)
 		}

@@ -64,6 +64,20 @@ func (c *Client) RotateSecrets(ctx context.Context) error {
 	return err
 }
 
+// Credentials returns those of a sandbox, without secrets. NotFound when its server has none.
+func (c *Client) Credentials(ctx context.Context, id berm.SandboxID) (Credentials, error) {
+	var told Credentials
+	_, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/credentials", nil, nil, &told)
+	return told, err
+}
+
+// Credentials are what requests of a sandbox get.
+type Credentials struct {
+	Credentials []Credential `json:"credentials"`
+	// Fields are the names of fields that E2B's network.rules set, by the host.
+	Fields map[string][]string `json:"fields,omitempty"`
+}
+
 // Credential has requests to some hosts get a stored secret that the sandbox never holds.
 type Credential struct {
 	Name         string   `json:"name"`

@@ -129,16 +129,18 @@ func (m *Manager) checkCredentials(ctx context.Context, credentials []Credential
 	return nil
 }
 
-// Credentials are those of a sandbox.
-func (m *Manager) Credentials(ctx context.Context, id berm.SandboxID) ([]Credential, error) {
+// Credentials returns what requests of a sandbox get: its credentials, never nil, and the names
+// of the fields that E2B's network.rules set, by the host. Kind NotFound.
+func (m *Manager) Credentials(id berm.SandboxID) ([]Credential, map[string][]string, error) {
 	s, err := m.session(id)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if c := s.snapshot().Grants.Credentials; c != nil {
-		return c, nil
+	grants := s.snapshot().Grants
+	if grants.Credentials == nil {
+		grants.Credentials = []Credential{}
 	}
-	return []Credential{}, nil
+	return grants.Credentials, grants.Fields, nil
 }
 
 // SetCredentials replaces the credentials of a sandbox. Requests under way with one that is

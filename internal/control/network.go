@@ -492,19 +492,7 @@ func (m *Manager) SetPolicy(ctx context.Context, id berm.SandboxID, p *policy.Po
 // CheckNetwork judges a question by the network policy of a sandbox that is in force. Kinds:
 // NotFound (also without a policy), Invalid.
 func (m *Manager) CheckNetwork(id berm.SandboxID, q policy.Question) (policy.Verdict, error) {
-	s, err := m.session(id)
-	if err != nil {
-		return policy.Verdict{}, err
-	}
-	stored := s.snapshot().Policy
-	if stored == nil {
-		return policy.Verdict{}, berm.Errorf(berm.NotFound, "sandbox %s has no network policy: it has no network but loopback", id)
-	}
-	p, err := compile.Policy(stored.order())
-	if err != nil {
-		return policy.Verdict{}, err
-	}
-	table, err := address.NewTableHere(m.Egress.Open)
+	p, table, err := m.policy(id)
 	if err != nil {
 		return policy.Verdict{}, err
 	}
@@ -513,6 +501,34 @@ func (m *Manager) CheckNetwork(id berm.SandboxID, q policy.Question) (policy.Ver
 		return policy.Verdict{}, err
 	}
 	return e.Answer(q), nil
+}
+
+// ExplainNetwork says in plain words what the network policy of a sandbox that is in force
+// allows, and returns its revision. Kinds: NotFound (also without a policy).
+func (m *Manager) ExplainNetwork(id berm.SandboxID) (policy.Description, string, error) {
+	p, table, err := m.policy(id)
+	if err != nil {
+		return policy.Description{}, "", err
+	}
+	return p.Describe(table, time.Now()), p.Revision, nil
+}
+
+// policy is the network policy of a sandbox that is in force, and the addresses as it takes them.
+func (m *Manager) policy(id berm.SandboxID) (*policy.Policy, *address.Table, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return nil, nil, err
+	}
+	stored := s.snapshot().Policy
+	if stored == nil {
+		return nil, nil, berm.Errorf(berm.NotFound, "sandbox %s has no network policy: it has no network but loopback", id)
+	}
+	p, err := compile.Policy(stored.order())
+	if err != nil {
+		return nil, nil, err
+	}
+	table, err := address.NewTableHere(m.Egress.Open)
+	return p, table, err
 }
 
 // setPolicy replaces the policy and, if granted is not nil, the fields that requests get.

@@ -411,7 +411,7 @@ func TestGrants(t *testing.T) {
 	if got := b.Kept(s.ID); got["a.example"]["X-Key"] != "inline-value" || b.Attached() != 1 {
 		t.Errorf("kept %v", got)
 	}
-	if all, err := w.Credentials(ctx, s.ID); err != nil || len(all) != 1 || all[0].Name != "api" {
+	if all, _, err := w.Credentials(s.ID); err != nil || len(all) != 1 || all[0].Name != "api" {
 		t.Errorf("%v, %v", all, err)
 	}
 	// What is refused leaves what was.

@@ -111,6 +111,7 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: ofSandbox((*API).policy)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).networkPolicy)},
 	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).setNetworkPolicy)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/explain", handle: ofSandbox((*API).explainNetwork)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/check", handle: ofSandbox((*API).checkNetwork)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).credentials)},
 	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).setCredentials)},

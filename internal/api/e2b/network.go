@@ -186,10 +186,17 @@ func (a *API) setNetworkPolicy(w http.ResponseWriter, r *http.Request, id berm.S
 		return err
 	}
 	decode := policy.DecodeJSON
-	if kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type")); strings.HasSuffix(kind, "yaml") {
+	kind, _, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if strings.HasSuffix(kind, "yaml") {
 		decode = policy.DecodeYAML
 	}
 	p, err := decode("policy", body)
+	if err != nil && !strings.HasSuffix(kind, "yaml") {
+		var mismatch *berm.Error
+		if _, yaml := policy.DecodeYAML("policy", body); errors.As(err, &mismatch) && yaml == nil {
+			err = mismatch.WithHint("it is read as JSON; of YAML say so: Content-Type: application/yaml")
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -211,6 +218,16 @@ func (a *API) setNetworkPolicy(w http.ResponseWriter, r *http.Request, id berm.S
 	}
 	w.Header().Set("ETag", entityTag(revision))
 	return answer(w, http.StatusOK, map[string]any{"revision": revision, "warnings": warnings})
+}
+
+// explainNetwork says in plain words what the network policy in force allows.
+func (a *API) explainNetwork(w http.ResponseWriter, _ *http.Request, id berm.SandboxID) error {
+	d, revision, err := a.Sessions.ExplainNetwork(id)
+	if err != nil {
+		return err
+	}
+	w.Header().Set("ETag", strconv.Quote(revision))
+	return answer(w, http.StatusOK, d)
 }
 
 // checkNetwork says what the network policy in force says of a URL or destination.

@@ -163,6 +163,9 @@ func TestNetworkPolicy(t *testing.T) {
 	if p := n.Link(s.SandboxID).Policy(); p.Revision != "4" || !strings.Contains(string(p.JSON), "example.org") {
 		t.Errorf("in force: %s %s", p.Revision, p.JSON)
 	}
+	if r := w.want(400, "PUT", at, "version: 1\n"); !strings.Contains(string(r.body), "Content-Type: application/yaml") {
+		t.Errorf("%s", r.body)
+	}
 	for _, wrong := range []string{"", "{}", `{"version":2}`, `{"version":1,"rules":[{"to":["*.com"]}]}`, `{"version":1,"other":1}`} {
 		w.want(400, "PUT", at, wrong)
 	}
@@ -200,6 +203,20 @@ func TestNetworkCheck(t *testing.T) {
 	offline := newWorld(t)
 	o := offline.create(`{"templateID":"base"}`)
 	offline.want(404, "GET", "/berm/v1/sandboxes/"+string(o.SandboxID)+"/network/check?to=example.com", "")
+}
+
+// A server knows what its operator opened.
+func TestNetworkExplain(t *testing.T) {
+	w := newWorld(t, func(c *control.Config) {
+		c.Egress = control.Egress{Service: carrier{&enginetest.Network{}}, Broker: broker{&enginetest.Network{}, enginetest.NewVault()}, Open: []string{"10.9.0.0/16"}}
+	})
+	s := w.create(`{"templateID":"base","berm":{"policy":{"version":1,"rules":[{"id":"open","to":["10.9.1.0/24"]},{"id":"closed","to":["10.8.0.0/16"]}]}}}`)
+	r := w.want(200, "GET", "/berm/v1/sandboxes/"+string(s.SandboxID)+"/network/explain", "")
+	text := string(r.body)
+	if r.header.Get("ETag") != `"1"` || strings.Contains(text, "10.9.1.0/24 is not the public internet") || !strings.Contains(text, "10.8.0.0/16 is not the public internet") || strings.Contains(text, `"line"`) {
+		t.Errorf("%v %s", r.header, text)
+	}
+	w.want(404, "GET", "/berm/v1/sandboxes/"+string(berm.NewSandboxID())+"/network/explain", "")
 }
 
 func TestNetworkLog(t *testing.T) {

@@ -163,12 +163,16 @@ func (a *API) changed(w http.ResponseWriter, r *http.Request, code int, what aud
 }
 
 // credentials returns those of a sandbox, without secrets.
-func (a *API) credentials(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
-	all, err := a.Sessions.Credentials(r.Context(), id)
+func (a *API) credentials(w http.ResponseWriter, _ *http.Request, id berm.SandboxID) error {
+	all, fields, err := a.Sessions.Credentials(id)
 	if err != nil {
 		return err
 	}
-	return answer(w, http.StatusOK, map[string]any{"credentials": all})
+	told := map[string]any{"credentials": all}
+	if len(fields) > 0 {
+		told["fields"] = fields
+	}
+	return answer(w, http.StatusOK, told)
 }
 
 // setCredentials replaces those of a sandbox.

@@ -89,6 +89,10 @@ func TestCredentials(t *testing.T) {
 			t.Errorf("%s: %d %s", body, r.status, r.body)
 		}
 	}
+	w.want(204, "PUT", "/sandboxes/"+string(s.SandboxID)+"/network", `{"rules":{"a.example":[{"transform":{"headers":{"X-Key":"a value"}}}]}}`)
+	if r := w.want(200, "GET", at, ""); !strings.Contains(string(r.body), `"fields":{"a.example":["X-Key"]}`) || strings.Contains(string(r.body), "a value") {
+		t.Errorf("%s", r.body)
+	}
 	w.want(http.StatusNoContent, "PUT", at, `{"credentials":[]}`)
 	if r := w.want(200, "GET", at, ""); !strings.Contains(string(r.body), `"credentials":[]`) {
 		t.Errorf("%s", r.body)

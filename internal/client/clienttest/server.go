@@ -40,11 +40,14 @@ type Server struct {
 	agent     agent
 
 	// Answers, the same for every sandbox. Change them by Set.
-	Policy  berm.Policy
-	Logs    []client.LogEntry
-	Metrics []client.Metric
-	Exits   map[berm.SandboxID]berm.Exit // of dead sandboxes
-	IsE2B   bool                         // it tells nothing that E2B does not know
+	Policy      berm.Policy
+	Logs        []client.LogEntry
+	Metrics     []client.Metric
+	Exits       map[berm.SandboxID]berm.Exit // of dead sandboxes
+	Credentials client.Credentials
+	Network     []json.RawMessage // the revisions of the network policy; none is no network
+	Explained   string            // what it means, in JSON
+	IsE2B       bool              // it tells nothing that E2B does not know
 }
 
 // Start starts a server for the time of a test.
@@ -62,6 +65,10 @@ func Start(t testing.TB) *Server {
 	mux.HandleFunc("GET /sandboxes/{id}/metrics", s.with(s.metrics))
 	mux.HandleFunc("GET /v2/sandboxes/{id}/logs", s.with(s.logs))
 	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/policy", s.with(func(w http.ResponseWriter, _ *http.Request, _ *client.Sandbox) { reply(w, 200, s.Policy) }))
+	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/credentials", s.with(func(w http.ResponseWriter, _ *http.Request, _ *client.Sandbox) { reply(w, 200, s.Credentials) }))
+	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network", s.with(s.network))
+	mux.HandleFunc("PUT /berm/v1/sandboxes/{id}/network", s.with(s.setNetwork))
+	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network/explain", s.with(s.network))
 	mux.HandleFunc("GET /templates", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, 200, []map[string]any{{"templateID": "t0", "aliases": []string{"base"}}, {"templateID": "t1", "aliases": []string{}}})
 	})
@@ -199,6 +206,33 @@ func (s *Server) with(do func(http.ResponseWriter, *http.Request, *client.Sandbo
 	}
 }
 
+func (s *Server) network(w http.ResponseWriter, r *http.Request, _ *client.Sandbox) {
+	if len(s.Network) == 0 {
+		refuse(w, 404, "no network")
+		return
+	}
+	w.Header().Set("ETag", strconv.Quote(strconv.Itoa(len(s.Network))))
+	if strings.HasSuffix(r.URL.Path, "/explain") {
+		reply(w, 200, json.RawMessage(s.Explained))
+		return
+	}
+	reply(w, 200, s.Network[len(s.Network)-1])
+}
+
+func (s *Server) setNetwork(w http.ResponseWriter, r *http.Request, _ *client.Sandbox) {
+	if match := r.Header.Get("If-Match"); match != "" && match != strconv.Quote(strconv.Itoa(len(s.Network))) {
+		refuse(w, 412, "the network policy was changed meanwhile")
+		return
+	}
+	var document json.RawMessage
+	if err := json.NewDecoder(r.Body).Decode(&document); err != nil {
+		refuse(w, 400, err.Error())
+		return
+	}
+	s.Network = append(s.Network, document)
+	reply(w, 200, map[string]any{"revision": len(s.Network), "warnings": []string{"a rule is never reached"}})
+}
+
 func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		TemplateID string
@@ -206,6 +240,7 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		Metadata   map[string]string
 		AutoPause  bool
 		AutoResume struct{ Enabled bool }
+		Berm       struct{ Policy json.RawMessage }
 	}
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		refuse(w, 400, "Error when parsing request: "+err.Error())
@@ -214,6 +249,11 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 	if body.TemplateID != "base" {
 		refuse(w, 404, "template '"+body.TemplateID+"' not found")
 		return
+	}
+	if body.Berm.Policy != nil {
+		s.mu.Lock()
+		s.Network = append(s.Network, body.Berm.Policy)
+		s.mu.Unlock()
 	}
 	life := &client.Lifecycle{OnTimeout: berm.KillAtDeadline, AutoResume: body.AutoResume.Enabled}
 	if body.AutoPause {

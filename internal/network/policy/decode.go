@@ -119,7 +119,13 @@ func DecodeJSON(source string, content []byte) (*Policy, error) {
 	if _, err := j.Token(); !errors.Is(err, io.EOF) {
 		return nil, d.errorf(&yaml.Node{Line: line()}, "something after the document")
 	}
-	return d.policy(root)
+	p, err := d.policy(root)
+	if err == nil && !bytes.Contains(bytes.TrimSpace(content), []byte("\n")) {
+		for i := range p.Rules { // what programs wrote; nobody looks for its one line
+			p.Rules[i].Line = 0
+		}
+	}
+	return p, err
 }
 
 // decoder reads the nodes of one document. It walks them itself instead of decoding into

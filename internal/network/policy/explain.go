@@ -35,7 +35,7 @@ func (v Verdict) Explain() string {
 	case ReasonMetadata, ReasonMulticast, ReasonDestination:
 		return text + " is " + describe(v) + ". No policy can allow it."
 	case ReasonPrivate, ReasonHost, ReasonReserved:
-		return text + " is " + describe(v) + ". No policy can allow it; the operator of this host can open single ranges."
+		return text + " is " + describe(v) + ". No policy can allow it; the operator of this host can open single ranges (--open)."
 	case ReasonOperator:
 		return text + " is denied by the operator's rule " + v.Rule + note(v.Detail) + ". No policy can allow it."
 	case ReasonDNSPrivate:

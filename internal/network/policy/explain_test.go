@@ -13,11 +13,11 @@ func TestExplain(t *testing.T) {
 		"registry.example.com:80":     "Denied (port): registry.example.com:80: rule npm has the destination, but not this port. This rule would allow it:\n  - {to: [registry.example.com], ports: [80]}",
 		"gist.github.com:443":         "Denied (rule): gist.github.com:443 is denied by rule no-gists (gists are public). Change or remove the rule to allow it.",
 		"169.254.169.254:80":          "Denied (metadata): 169.254.169.254:80 is most clouds' instance metadata. No policy can allow it.",
-		"10.9.0.1:443":                "Denied (private): 10.9.0.1:443 is private use (RFC 1918). No policy can allow it; the operator of this host can open single ranges.",
+		"10.9.0.1:443":                "Denied (private): 10.9.0.1:443 is private use (RFC 1918). No policy can allow it; the operator of this host can open single ranges (--open).",
 		"github.com:443":              "github.com:443 is allowed by rule git.",
 		"ask.example.com:443":         "ask.example.com:443 needs a yes: rule ask asks for it.",
 		"metadata.google.internal:80": "Denied (metadata): metadata.google.internal:80 is a name of a cloud's metadata service. No policy can allow it.",
-		"9.9.9.10:443":                "Denied (host): 9.9.9.10:443 is the host that runs the sandbox. No policy can allow it; the operator of this host can open single ranges.",
+		"9.9.9.10:443":                "Denied (host): 9.9.9.10:443 is the host that runs the sandbox. No policy can allow it; the operator of this host can open single ranges (--open).",
 	} {
 		if got := e.Decide(flow(t, in)).Explain(); got != want {
 			t.Errorf("%s:\n%s\nwant\n%s", in, got, want)
@@ -100,10 +100,10 @@ rules:
 d never reached: rule a before it has all of its destinations and says allow
 g never reached: rule e before it has all of its destinations
 h *.github.io is every customer of github.io, strangers too
-h 10.9.0.0/16 is not the public internet (private): it stays denied unless the operator opens it
+h 10.9.0.0/16 is not the public internet (private): it stays denied unless the operator opens it (--open)
 h metadata.google.internal is denied whatever rules say
 i never reached: rule h before it has all of its destinations
-i 10.9.0.0/24 is not the public internet (private): it stays denied unless the operator opens it
+i 10.9.0.0/24 is not the public internet (private): it stays denied unless the operator opens it (--open)
 j never reached: rule e before it has all of its destinations
 `
 	if got.String() != want {

@@ -47,7 +47,7 @@ func (p *Policy) Warnings(table *address.Table) []Warning {
 				warn(t.String() + " is every customer of " + suffix + ", strangers too")
 			}
 			if t.kind == addrRange && table.Judge(t.prefix.Addr()).Denied() && table.Judge(last(t.prefix)).Denied() {
-				warn(t.String() + " is not the public internet (" + table.Judge(t.prefix.Addr()).String() + "): it stays denied unless the operator opens it")
+				warn(t.String() + " is not the public internet (" + table.Judge(t.prefix.Addr()).String() + "): it stays denied unless the operator opens it (--open)")
 			}
 			if t.kind == exactName && forbidden(t.name) != "" {
 				warn(t.String() + " is denied whatever rules say")
