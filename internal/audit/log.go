@@ -301,19 +301,39 @@ func shown(r Record) ([]byte, error) {
 // encode makes a line that is at most MaxLine bytes long and holds nothing that looks like a
 // token.
 func encode(r Record) ([]byte, error) {
-	line, err := shown(r)
+	line, err := safe(r)
 	if err != nil || len(line) <= MaxLine {
-		return MaskTokens(line), err
+		return line, err
 	}
 	r.Data = map[string]any{"cut": len(line)}
 	if len(r.Reason) > 1024 {
 		r.Reason = r.Reason[:1024]
 	}
-	line, err = shown(r)
+	line, err = safe(r)
 	if err == nil && len(line) > MaxLine {
 		err = fmt.Errorf("%d bytes are too long for a line", len(line))
 	}
-	return MaskTokens(line), err
+	return line, err
+}
+
+// safe makes a line without tokens. The hash at its end is none, whatever it looks like.
+func safe(r Record) ([]byte, error) {
+	line, err := shown(r)
+	if err != nil {
+		return nil, err
+	}
+	end := max(bytes.LastIndex(line, []byte(`,"prev":"`)), 0)
+	masked := MaskTokens(line[:end:end])
+	if len(masked) == end && bytes.Equal(masked, line[:end]) {
+		return line, nil
+	}
+	// A line that is no JSON would be the end of the log: should a pattern ever take too much,
+	// the record goes without what it tells.
+	if masked = append(masked, line[end:]...); !json.Valid(masked) {
+		r.Data, r.Reason, r.Blobs = map[string]any{"masked": true}, "", nil
+		return shown(r)
+	}
+	return masked, nil
 }
 
 func (l *Log) syncLoop() {

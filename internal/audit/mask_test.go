@@ -37,10 +37,35 @@ func TestTokensAreMasked(t *testing.T) {
 	}
 }
 
+// A token that a sandbox chooses takes nothing of the record with it.
+func TestMaskingKeepsTheRecord(t *testing.T) {
+	for _, text := range []string{
+		"-----BEGIN PRIVATE KEY-----", "-----BEGIN PRIVATE KEY-----\n\"}x\\", "password=aaaa", "://a:bbbb@", "Bearer aaaaaaaaaaaa", "eyJaaaaaaaaaa.bbbbbbbbbbbb.cccccccccccc", "\nsk-ant-aaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+	} {
+		for _, r := range []Record{
+			{Type: ProcExec, Data: Process{Argv: []string{text, "next"}}, Reason: text, Prev: Chain(nil)},
+			{Type: NetFlow, Sandbox: "i1", Data: map[string]any{text: text}, Prev: Chain(nil)},
+		} {
+			line, err := encode(r)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var back Record
+			if err := json.Unmarshal(line, &back); err != nil || back.Prev != r.Prev || back.Type != r.Type || back.Sandbox != r.Sandbox {
+				t.Errorf("%q: %v in %s", text, err, line)
+			}
+			if strings.Contains(text, "\nsk") && strings.Contains(string(line), "sk-ant-aaa") {
+				t.Errorf("%q is not masked: %s", text, line)
+			}
+		}
+	}
+}
+
 // Whatever a record holds, its line is one object of JSON afterwards too.
 func FuzzMask(f *testing.F) {
 	f.Add("Bearer abcdefghijk\"\\", "sk-aaaaaaaaaaaaaaaaaaaaaaaa\n")
 	f.Add("-----BEGIN PRIVATE KEY-----\\\"", "x")
+	f.Add("-----BEGIN PRIVATE KEY-----", "-----BEGIN A PRIVATE KEY-----\\u00")
 	f.Add("://a:b\\\"@c", "password=\\u0022x")
 	f.Fuzz(func(t *testing.T, a, b string) {
 		line, err := json.Marshal(Record{Type: ProcExec, Reason: a, Data: Process{Argv: []string{b, a}}})
@@ -49,6 +74,9 @@ func FuzzMask(f *testing.F) {
 		}
 		if out := MaskTokens(line); !json.Valid(out) {
 			t.Fatalf("%s became %s", line, out)
+		}
+		if line, err = encode(Record{Type: ProcExec, Reason: a, Data: Process{Argv: []string{b, a}}, Prev: Chain(nil)}); err != nil || !json.Valid(line) || !strings.Contains(string(line), Chain(nil)) {
+			t.Fatalf("%s, %v", line, err)
 		}
 	})
 }
