@@ -95,7 +95,11 @@ alone.`,
 				if err != nil {
 					return berm.Errorf(berm.KindOf(err), "checkpoints that were kept: %w", err)
 				}
-				trust.Anchors = append(trust.Anchors, trail.ParseAnchors(string(content))...)
+				kept := trail.ParseAnchors(string(content))
+				if len(kept) == 0 {
+					return berm.Errorf(berm.Invalid, "%s has no checkpoint", path)
+				}
+				trust.Anchors = append(trust.Anchors, kept...)
 			}
 			report, path, err := verifyAudit(data, args, trust)
 			if err != nil {

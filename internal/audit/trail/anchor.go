@@ -64,7 +64,7 @@ func (url WitnessAnchor) Keep(checkpoint string) error {
 var witnessClient = &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 
 // maxNote bounds a checkpoint in bytes.
-const maxNote = 16 << 10
+const maxNote = 4 << 10
 
 // Witness takes the checkpoints of one log by HTTP and keeps those that the log's key signed
 // and that do not have fewer records than one before.
@@ -72,7 +72,7 @@ type Witness struct {
 	keys []note.Verifier
 	keep Anchor
 	turn chan struct{}
-	size uint64
+	last Checkpoint
 }
 
 // NewWitness goes on from the checkpoints that were kept before, in the order in which they
@@ -91,7 +91,9 @@ func NewWitness(keys, before []string, keep Anchor) (*Witness, error) {
 		if err != nil {
 			return nil, berm.Errorf(berm.Invalid, "a checkpoint that was kept: %w", err)
 		}
-		w.size = max(w.size, c.Size)
+		if c.Size >= w.last.Size {
+			w.last = c
+		}
 	}
 	return w, nil
 }
@@ -115,19 +117,40 @@ func (w *Witness) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	}
 	w.turn <- struct{}{}
 	defer func() { <-w.turn }()
-	if c.Size < w.size {
+	switch {
+	case c.Size < w.last.Size:
 		http.Error(rw, "the log had more records before", http.StatusConflict)
 		return
+	case c.Size == w.last.Size && w.last.Size > 0:
+		if c.Root != w.last.Root {
+			http.Error(rw, "the log had other records before", http.StatusConflict)
+		}
+		return // it is kept already
 	}
-	if err := w.keep.Keep(string(text)); err != nil {
+	kept, err := w.known(text)
+	if err == nil {
+		err = w.keep.Keep(kept)
+	}
+	if err != nil {
 		http.Error(rw, err.Error(), http.StatusServiceUnavailable)
 		return
 	}
-	w.size = c.Size
+	w.last = c
+}
+
+// known is a note without signatures of others, which anybody can add.
+func (w *Witness) known(text []byte) (string, error) {
+	n, err := note.Open(text, note.VerifierList(w.keys...))
+	if err != nil {
+		return "", err
+	}
+	kept, err := note.Sign(&note.Note{Text: n.Text, Sigs: n.Sigs})
+	return string(kept), err
 }
 
 // ParseAnchors reads the checkpoints that a FileAnchor kept, as far as they are whole.
 func ParseAnchors(content string) []string {
+	content = strings.ReplaceAll(content, "\r\n", "\n") // what went through another system
 	var notes []string
 	// A note is a text, an empty line and lines that begin with a dash; another empty line
 	// ends it here.

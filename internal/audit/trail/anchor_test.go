@@ -1,6 +1,7 @@
 package trail
 
 import (
+	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -60,13 +61,28 @@ func TestWitness(t *testing.T) {
 	if r := verify(t, earlier, Trust{Anchors: notes}); len(r.Problems) == 0 {
 		t.Error("a log that was put back passes")
 	}
+	// The same again, with a signature that anybody added, is taken and not kept twice.
+	padded := notes[len(notes)-1] + "\u2014 berm-padding " + strings.Repeat("A", 100) + "\n"
+	for range 3 {
+		response, err := http.Post(server.URL, "text/plain", strings.NewReader(padded))
+		if err != nil || response.StatusCode != http.StatusOK {
+			t.Fatalf("%+v, %v", response, err)
+		}
+		response.Body.Close()
+	}
+	if again, err := os.ReadFile(kept); err != nil || len(again) != len(content) {
+		t.Errorf("%d bytes are kept of %d", len(again), len(content))
+	}
+	if crlf := ParseAnchors(strings.ReplaceAll(string(content), "\n", "\r\n")); len(crlf) != 3 {
+		t.Errorf("%d checkpoints with CRLF", len(crlf))
+	}
 	other := t.TempDir()
 	l = open(t, other)
 	closeLog(t, l)
 	if err := grow(other, 50); err == nil || !strings.Contains(err.Error(), "403") {
 		t.Errorf("another log: %v", err)
 	}
-	if again, err := NewWitness([]string{key}, notes, FileAnchor(kept)); err != nil || again.size != 33 {
+	if again, err := NewWitness([]string{key}, notes, FileAnchor(kept)); err != nil || again.last.Size != 33 {
 		t.Errorf("a witness that begins again: %+v, %v", again, err)
 	}
 }

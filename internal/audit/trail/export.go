@@ -340,7 +340,16 @@ type Archive struct{ zip *zip.Reader }
 // OpenArchive reads the directory of an export. Kind Invalid when it is none.
 func OpenArchive(r io.ReaderAt, size int64) (*Archive, error) {
 	z, err := zip.NewReader(r, size)
-	if err == nil && !slices.ContainsFunc(z.File, func(f *zip.File) bool { return f.Name == exportManifest }) {
+	names := map[string]bool{}
+	if err == nil {
+		for _, f := range z.File {
+			if names[f.Name] { // readers differ in which of them they take
+				err = fmt.Errorf("it has two files %q", f.Name)
+			}
+			names[f.Name] = true
+		}
+	}
+	if err == nil && !names[exportManifest] {
 		err = errors.New("it has no " + exportManifest)
 	}
 	if err != nil {
@@ -430,8 +439,7 @@ func (a *Archive) Verify(trust Trust) *Report {
 	} else if err := json.Unmarshal(content, &p); err != nil {
 		r.problem(0, "%s: %v", exportProof, err)
 	}
-	a.checkRecords(r, m, point, p)
-	a.checkFiles(r, m)
+	a.checkFiles(r, m, a.checkRecords(r, m, point, p))
 	r.sort()
 	return r
 }
@@ -463,13 +471,14 @@ func (a *Archive) signed(r *Report, keys []note.Verifier) (m manifest, point Che
 	return m, point, err == nil
 }
 
-// checkRecords checks each record against the manifest's numbers and the tree.
-func (a *Archive) checkRecords(r *Report, m manifest, point Checkpoint, p proof) {
+// checkRecords checks each record against the manifest's numbers and the tree. It returns the
+// hashes of the contents that they name.
+func (a *Archive) checkRecords(r *Report, m manifest, point Checkpoint, p proof) map[string]bool {
 	c := checker{report: r, source: a, blobs: map[string]bool{}, prev: audit.Chain(nil)}
 	f, err := a.open(exportRecords)
 	if err != nil {
 		r.problem(0, "%v", err)
-		return
+		return nil
 	}
 	defer f.Close()
 	wanted := m.Seqs
@@ -514,6 +523,7 @@ func (a *Archive) checkRecords(r *Report, m manifest, point Checkpoint, p proof)
 	for _, n := range wanted[:min(len(wanted), maxProblems)] {
 		r.problem(n, "it is missing")
 	}
+	return c.blobs
 }
 
 // included checks that a line is in the tree of a checkpoint.
@@ -528,8 +538,9 @@ func included(point Checkpoint, seq uint64, line []byte, p proof) error {
 	return tlog.CheckRecord(path, int64(point.Size), point.Root, int64(seq-1), tlog.RecordHash(line))
 }
 
-// checkFiles checks that each file is what the manifest says, and that there is no other.
-func (a *Archive) checkFiles(r *Report, m manifest) {
+// checkFiles checks that each file is what the manifest says, and that there is no other but
+// the contents that are named.
+func (a *Archive) checkFiles(r *Report, m manifest, named map[string]bool) {
 	for _, name := range slices.Sorted(maps.Keys(m.Files)) {
 		f, err := a.open(name)
 		if err != nil {
@@ -544,8 +555,9 @@ func (a *Archive) checkFiles(r *Report, m manifest) {
 		}
 	}
 	for _, f := range a.zip.File {
-		if _, known := m.Files[f.Name]; !known && f.Name != exportManifest && !strings.HasPrefix(f.Name, audit.BlobDir+"/") {
-			r.problem(0, "%s does not belong here", f.Name)
+		blob, isBlob := strings.CutPrefix(f.Name, audit.BlobDir+"/")
+		if _, known := m.Files[f.Name]; !known && f.Name != exportManifest && !(isBlob && named[blob]) {
+			r.problem(0, "%q does not belong here", f.Name)
 		}
 	}
 }

@@ -2,7 +2,9 @@ package trail
 
 import (
 	"bytes"
+	"crypto/ed25519"
 	"crypto/rand"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -127,7 +129,28 @@ func loadKey(dir string) (note.Signer, []string, error) {
 		return nil, nil, berm.Errorf(berm.Internal, "the audit key in %s is not the one that %s names last", keyFile, handoverFile).
 			WithHint("restore the file, or move the log away to begin another")
 	}
-	return firstKey(dir) // a crash came between the two files
+	// A crash came before the key was named.
+	public, err := publicKey(strings.TrimSpace(string(private)))
+	if err != nil {
+		return nil, nil, berm.Errorf(berm.Internal, "audit key: %w", err)
+	}
+	text, err := handover(public, signer)
+	if err != nil {
+		return nil, nil, berm.Errorf(berm.Internal, "audit key: %w", err)
+	}
+	return signer, []string{text}, nil
+}
+
+// publicKey is the verifier's form of a private key, whose last part is an algorithm's byte and
+// the seed (golang.org/x/mod/sumdb/note, GenerateKey).
+func publicKey(private string) (string, error) {
+	parts := strings.Split(private, "+")
+	seed, err := base64.StdEncoding.DecodeString(parts[len(parts)-1])
+	if err != nil || len(seed) != 1+ed25519.SeedSize || len(parts) < 5 {
+		return "", errors.New("this is no Ed25519 key")
+	}
+	key := ed25519.NewKeyFromSeed(seed[1:]).Public().(ed25519.PublicKey)
+	return note.NewEd25519VerifierKey(strings.Join(parts[2:len(parts)-2], "+"), key)
 }
 
 // isKeyOf reports whether a public key is that of a signer.
@@ -136,6 +159,8 @@ func isKeyOf(public string, s note.Signer) bool {
 	return err == nil && v.Name() == s.Name() && v.KeyHash() == s.KeyHash()
 }
 
+// firstKey makes the key of a log. The note that names it comes later, see announce: a log
+// whose key is named has a checkpoint.
 func firstKey(dir string) (note.Signer, []string, error) {
 	var id [8]byte
 	rand.Read(id[:])
@@ -151,10 +176,16 @@ func firstKey(dir string) (note.Signer, []string, error) {
 	if err != nil {
 		return nil, nil, berm.Errorf(berm.Internal, "audit key: %w", err)
 	}
-	if err := writeFile(filepath.Join(dir, keyFile), private+"\n"); err != nil {
-		return nil, nil, err
+	return signer, []string{text}, writeFile(filepath.Join(dir, keyFile), private+"\n")
+}
+
+// announce names the first key of a log beside it, if that was not done.
+func announce(dir string, handovers []string) error {
+	path := filepath.Join(dir, handoverFile)
+	if named, err := readStrings(path); err != nil || len(named) > 0 {
+		return err
 	}
-	return signer, []string{text}, appendString(filepath.Join(dir, handoverFile), text)
+	return appendString(path, handovers[0])
 }
 
 // rotateKey makes a new key that the old one hands over to.

@@ -113,6 +113,13 @@ func (l *Log) open() error {
 			return berm.Errorf(berm.Internal, "the last checkpoint of the audit log: %w", err)
 		}
 	}
+	named, err := readStrings(filepath.Join(l.dir, handoverFile))
+	if err != nil {
+		return err
+	}
+	if len(notes) == 0 && len(named) > 0 {
+		return damaged(l.dir, "has a key and no checkpoint: they were taken away")
+	}
 	l.signed = last.Size
 	if have := l.Seq(); have < l.signed {
 		return damaged(l.dir, fmt.Sprintf("has %d records, and %d were signed: it was cut or replaced", have, l.signed))
@@ -127,6 +134,17 @@ func (l *Log) open() error {
 	l.mu.Lock()
 	l.tree = tree
 	l.mu.Unlock()
+	if len(notes) == 0 {
+		l.mu.Lock()
+		c := l.now()
+		l.mu.Unlock()
+		if err := l.sign(c); err != nil {
+			return err
+		}
+	}
+	if err := announce(l.dir, handovers); err != nil {
+		return err
+	}
 	for _, name := range l.unpacked() {
 		if err := l.pack(name); err != nil {
 			return err
@@ -244,8 +262,7 @@ func (l *Log) Checkpoint() error {
 // checkpoint is Checkpoint. The caller holds signing.
 func (l *Log) checkpoint() error {
 	l.mu.Lock()
-	c := Checkpoint{Origin: l.origin, Size: l.tree.size, Root: l.tree.root(), Time: time.Now(), Boot: l.boot}
-	hashes := l.tree.take()
+	c, hashes := l.now(), l.tree.take()
 	l.mu.Unlock()
 	// Only Checkpoint writes them; should that fail, they are made again from the lines
 	// when the log is opened.
@@ -255,6 +272,16 @@ func (l *Log) checkpoint() error {
 	if c.Size == l.signed {
 		return nil
 	}
+	return l.sign(c)
+}
+
+// now is what the log is now. The caller holds mu.
+func (l *Log) now() Checkpoint {
+	return Checkpoint{Origin: l.origin, Size: l.tree.size, Root: l.tree.root(), Time: time.Now(), Boot: l.boot}
+}
+
+// sign signs a checkpoint. The caller holds signing.
+func (l *Log) sign(c Checkpoint) error {
 	// What is signed must outlive the machine: a log with fewer records would look cut.
 	if err := l.Sync(); err != nil {
 		return err

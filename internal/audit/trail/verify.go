@@ -67,6 +67,9 @@ func (r *Report) problem(seq uint64, format string, args ...any) {
 // read the clock before one of them writes first.
 const clockStep = time.Second
 
+// unsignedTime is how long records may be without a signature before that is a problem.
+const unsignedTime = time.Minute
+
 // Trust is what a check relies on from outside.
 type Trust struct {
 	Key     string   // a public key of the log; "" trusts the first that the log names
@@ -115,15 +118,16 @@ func (r *Report) signatures(dir string, trust Trust) ([]note.Verifier, []mark) {
 	if err != nil {
 		r.problem(0, "%v", err)
 	}
-	if len(notes) == 0 && !trust.Unsigned {
-		r.problem(0, "the log has no checkpoint")
-	}
 	var marks []mark
 	last := -1
 	for i, text := range notes {
 		c, key, err := openCheckpoint(text, keys)
 		if err != nil {
-			r.problem(0, "checkpoint %d: %v", i+1, err)
+			// Those of keys before the one that is trusted say nothing; the first that it signed
+			// covers what they did.
+			if r.Trusted == "" || r.Trusted == r.Keys[0] || len(marks) > 0 {
+				r.problem(0, "checkpoint %d: %v", i+1, err)
+			}
 			continue
 		}
 		at := slices.Index(keys, key)
@@ -140,6 +144,9 @@ func (r *Report) signatures(dir string, trust Trust) ([]note.Verifier, []mark) {
 			r.SignedTo, r.SignedAt = c.Size, c.Time
 		}
 		marks = append(marks, mark{c, fmt.Sprintf("checkpoint %d", i+1)})
+	}
+	if len(marks) == 0 && !trust.Unsigned {
+		r.problem(0, "the log has no checkpoint that a trusted key signed")
 	}
 	return keys, marks
 }
@@ -160,14 +167,18 @@ func (r *Report) keys(handovers []string, trust Trust) []note.Verifier {
 	if len(keys) > 0 {
 		r.Origin = keys[0].Name()
 	}
-	if trust.Key != "" {
-		if !slices.Contains(r.Keys, trust.Key) {
-			r.problem(0, "the key %s is not among those of this log", trust.Key)
-			return nil // whoever made the others made the rest
-		}
-		r.Trusted = trust.Key
+	if trust.Key == "" {
+		return keys
 	}
-	return keys
+	// The first note of a key vouches for itself, so anybody can put another key before the one
+	// that is known: only that and those that follow it are trusted.
+	at := slices.Index(r.Keys, trust.Key)
+	if at < 0 {
+		r.problem(0, "the key %s is not among those of this log", trust.Key)
+		return nil
+	}
+	r.Trusted = trust.Key
+	return keys[at:]
 }
 
 // sort puts the problems in the order of the records.
@@ -210,7 +221,8 @@ type checker struct {
 	prev     string
 	time     time.Time
 	blobs    map[string]bool
-	removed  uint64 // records that one tells to be gone on purpose
+	removed  uint64    // records that one tells to be gone on purpose
+	unsigned time.Time // of the first record that no checkpoint covers
 }
 
 // next is the number that the next record must have.
@@ -278,11 +290,17 @@ func (c *checker) content(l header) {
 		r.Steps = append(r.Steps, l.Seq)
 	}
 	c.time = l.Time
+	if l.Seq == r.SignedTo+1 {
+		c.unsigned = l.Time
+	}
 	switch l.Type {
 	case audit.Gap:
 		r.Gaps++
 	case audit.Removed:
 		var removal audit.Removal
+		if l.Seq > r.SignedTo { // anybody can append one
+			break
+		}
 		if json.Unmarshal(l.Data, &removal) == nil {
 			c.removed = max(c.removed, removal.To)
 		}
@@ -349,6 +367,11 @@ func (c *checker) end() {
 	}
 	if c.tree.size < r.Anchored {
 		r.problem(c.next(), "it is missing: an outside checkpoint has %d records", r.Anchored)
+	}
+	// A server signs what it writes within seconds, and what one that was killed had written when
+	// the next starts.
+	if !c.unsigned.IsZero() && len(r.Keys) > 0 && time.Since(c.unsigned) > unsignedTime {
+		r.problem(r.SignedTo+1, "no checkpoint covers the records from here on, though a server signs within seconds: it was killed and not started again, or checkpoints were taken away")
 	}
 	if r.First > c.removed+1 {
 		r.problem(1, "records 1 to %d are missing, and no record tells that they were removed", r.First-1)
