@@ -56,7 +56,7 @@ func (r *Rules) wanted(l *live, out *http.Request) (bool, *Refusal) {
 	case !known:
 		return false, refuse(Repository, l, "the credential "+l.ID+" is not for pushing to "+quote(repository), "push to one of "+strings.Join(r.Repositories, ", "))
 	case len(r.Push) == 0:
-		return false, refuse(Ref, l, "the credential "+l.ID+" is for reading alone", "leave the commits in the sandbox, or ask for a right to push")
+		return false, refuse(Ref, l, "the credential "+l.ID+" is for reading alone: it has no push= with the refs that it may write", "leave the commits in the sandbox, or ask for a right to push")
 	case out.Method == http.MethodGet:
 		return true, nil
 	}

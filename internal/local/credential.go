@@ -103,8 +103,8 @@ func (o *online) startBroker(r *Request, policy egress.Policy, programs *root.Ro
 		}
 	}
 	if len(credentials) == 0 {
-		return nil, berm.Errorf(berm.NotFound, "the preset %s has no key to keep: there is none of %s", r.Grant.Preset, strings.Join(missing, ", ")).
-			WithHint("--cred gives requests one from elsewhere; a log-in in a file stays with --keyless outside")
+		return nil, berm.Errorf(berm.NotFound, "--keyless has no key for the requests of the preset %s: %s is not set", r.Grant.Preset, strings.Join(missing, ", nor ")).
+			WithHint("set one, or name another place with --cred NAME=file:PATH; a log-in that the program keeps in a file is not used with --keyless")
 	}
 	ours, theirs, err := egress.Pair()
 	if err != nil {

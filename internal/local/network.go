@@ -16,6 +16,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/local/asking"
+	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/trust/root"
@@ -58,8 +59,7 @@ type online struct {
 // doOnline is do with the task's network.
 func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Result, error) {
 	if !r.Network && len(r.Grant.Credentials) > 0 {
-		return Result{}, berm.Errorf(berm.Invalid, "the command has credentials, and a network on which it could use none").
-			WithHint("a credential allows no host: add --allow HOST, or --policy; --network host has no place for it")
+		return Result{}, unused(t, r)
 	}
 	if !r.Network {
 		return do(ctx, t, r)
@@ -105,7 +105,8 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 		return Result{}, err
 	}
 	for _, w := range warnings {
-		t.Notice("policy: " + w)
+		// Who runs the command is the operator.
+		t.Notice("policy: " + strings.Replace(w, "unless the operator opens it", "unless --open opens it too", 1))
 	}
 	if trust != nil {
 		forget, err := r.trust(trust, programs)
@@ -163,6 +164,32 @@ func doOnline(ctx context.Context, t *Task, r *Request, journal *records) (Resul
 	defer o.mu.Unlock()
 	result.Denied, result.Unreached = o.denied, o.unreached
 	return result, err
+}
+
+// unused says why the command could use none of its credentials.
+func unused(t *Task, r *Request) error {
+	allow := ""
+	for _, c := range r.Grant.Credentials {
+		full, err := read(c, t.Environ)
+		clear(full.Value)
+		if err != nil && !c.Optional {
+			return err
+		}
+		host := c.Service // a group has its name, but for one
+		switch {
+		case len(c.Hosts) > 0:
+			host = c.Hosts[0]
+		case host == "goproxy":
+			host = "golang"
+		}
+		if to := " --allow " + host; !strings.Contains(allow+" ", to+" ") {
+			allow += to
+		}
+	}
+	if r.Grant.Network == preset.NetworkHost {
+		return berm.Errorf(berm.Invalid, "the command has credentials, and --network host has no place for them").WithHint("instead of it, add%s", allow)
+	}
+	return berm.Errorf(berm.Invalid, "the command has credentials, and no network on which it could use them").WithHint("a credential allows no host: add%s", allow)
 }
 
 // programs is what the programs of a template trust; nil when they are this machine's.

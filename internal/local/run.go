@@ -30,6 +30,9 @@ const hostname = "berm"
 // user's own ones away.
 const defaultPIDs = 8192
 
+// LeastMemory is the least limit of memory in bytes: below, a command is ended as it starts.
+const LeastMemory = 8 << 20
+
 // LeastPIDs is the least limit of processes: init has five threads, and a command that
 // cannot start says less than an error.
 const LeastPIDs = 8

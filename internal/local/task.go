@@ -96,6 +96,9 @@ func Prepare(t *Task) (*Request, error) {
 	}
 	asked := grant.Limits
 	grant = preset.Narrow(grant, project, place)
+	if n := grant.Limits.Memory; n > 0 && n < LeastMemory {
+		return nil, berm.Errorf(berm.Invalid, "a limit of memory of %d bytes is too low for any command", n).WithHint("at least 8MiB; a number without a unit is bytes")
+	}
 	if n := grant.Limits.PIDs; n > 0 && n < LeastPIDs {
 		return nil, berm.Errorf(berm.Invalid, "a limit of %d processes is too low: the sandbox has some threads of its own", n).WithHint("at least %d", LeastPIDs)
 	}
@@ -129,6 +132,10 @@ func Prepare(t *Task) (*Request, error) {
 	online := (len(grant.Allow) > 0 || t.Network.Policy.YAML != "") && grant.Network != preset.NetworkHost
 	if !online && grant.Network != preset.NetworkHost {
 		env = impatient(env)
+	}
+	if !online && len(t.Network.Open) > 0 {
+		return nil, berm.Errorf(berm.Invalid, "--open %s opens nothing: it lets rules name an address, and there is none", strings.Join(t.Network.Open, " --open ")).
+			WithHint("add --allow HOST[:PORT] or --policy FILE")
 	}
 	return &Request{Network: online, Narrowed: grant.Limits != asked, Template: t.Template, ID: berm.NewSandboxID(), Argv: t.Argv, Env: env, Grant: grant, Place: place, Streams: t.Streams, Signals: t.Signals}, nil
 }

@@ -98,6 +98,7 @@ func TestUsage(t *testing.T) {
 		p.sh("true", "--pids", pids).exits(2).says("--pids "+pids, "8 at least")
 	}
 	p.sh("true", "--pids", "8").exits(0)
+	p.sh("true", "--memory", "64").exits(2).says("--memory 64 bytes", "8MiB at least", "512MiB")
 	p.write("project/berm.yaml", "version: 1\npids: 3\n")
 	p.sh("true").exits(125).says("3 processes")
 }

@@ -284,14 +284,16 @@ func TestWrongCredentials(t *testing.T) {
 			flags []string
 			says  string
 		}{
-			"no network":     {[]string{"--cred", bound}, "a credential allows no host: add --allow"},
-			"other host":     {[]string{"--cred", bound, "--allow", "other.example"}, "a credential allows no host: add --allow api.example"},
-			"other github":   {[]string{"--cred", "github=env:REAL_TOKEN", "--allow", "other.example"}, "api.github.com and github.com, which nothing lets"},
-			"no service":     {[]string{"--cred", "acme=env:REAL_TOKEN", "--allow", "other.example"}, "there is no service"},
-			"no variable":    {[]string{"--cred", "github=env:NOTHING", "--allow", "github"}, "the variable NOTHING is not set"},
-			"no file":        {[]string{"--cred", "github=file:/nonexistent", "--allow", "github"}, "no such file"},
-			"unknown policy": {[]string{"--cred", bound, "--policy", "net.yaml"}, `the policy wants the credential "nobody", which nobody gave`},
-			"none at all":    {[]string{"--policy", "net.yaml"}, "--cred nobody=SOURCE gives it"},
+			"no network":            {[]string{"--cred", bound}, "a credential allows no host: add --allow"},
+			"no network, no secret": {[]string{"--cred", "github=env:NOTHING"}, "the variable NOTHING is not set"},
+			"no network, a service": {[]string{"--cred", "github=env:REAL_TOKEN"}, "add --allow github\n"},
+			"other host":            {[]string{"--cred", bound, "--allow", "other.example"}, "a credential allows no host: add --allow api.example"},
+			"other github":          {[]string{"--cred", "github=env:REAL_TOKEN", "--allow", "other.example"}, "api.github.com and github.com, which nothing lets"},
+			"no service":            {[]string{"--cred", "acme=env:REAL_TOKEN", "--allow", "other.example"}, "there is no service"},
+			"no variable":           {[]string{"--cred", "github=env:NOTHING", "--allow", "github"}, "the variable NOTHING is not set"},
+			"no file":               {[]string{"--cred", "github=file:/nonexistent", "--allow", "github"}, "no such file"},
+			"unknown policy":        {[]string{"--cred", bound, "--policy", "net.yaml"}, `the policy wants the credential "nobody", which nobody gave`},
+			"none at all":           {[]string{"--policy", "net.yaml"}, "--cred nobody=SOURCE gives it"},
 		} {
 			p.write("project/net.yaml", "version: 1\nrules:\n  - {id: a, to: [api.example], credential: nobody}\n")
 			r := p.sh("true", c.flags...)
@@ -299,6 +301,8 @@ func TestWrongCredentials(t *testing.T) {
 				t.Errorf("%s: %v", name, r)
 			}
 		}
+		p.sh("true", "--allow", "github", "--cred", "github=secret:token").exits(2).says("secret: is one that a server has stored; berm run has env:VARIABLE")
+		p.sh("true", "--preset", "claude-code", "--keyless").exits(125).says("--keyless has no key for the requests of the preset claude-code: env:ANTHROPIC_API_KEY", " is not set", "--cred NAME=file:PATH")
 		for _, spec := range []string{secret, "github=" + secret, "github=env:", "a=env:B,header=X,user=y", "a=env:B,hots=x", "a=env:B,host", "a=env:B,prefix=x"} {
 			r := p.sh("true", "--allow", "github", "--cred", spec)
 			if r.code != 2 || strings.Contains(r.stderr, secret) {

@@ -132,6 +132,10 @@ func TestSpecialAddressesStayClosed(t *testing.T) {
 		if strings.Contains(r.stdout, " 200\n") {
 			t.Errorf("reached: %v", r)
 		}
+		r.says(internetAddress+" is not the public internet (host): it stays denied unless --open opens it too",
+			"denied: www.example:80 (dns_private_answer): its address "+internetAddress+" is not public; --allow www.example:80 with --open "+internetAddress+" lets it through",
+			"denied: "+internetAddress+":80 (host): "+internetAddress+" is closed whatever is allowed; --allow "+internetAddress+":80 with --open "+internetAddress+" lets it through")
+		p.sh("true", "--open", opened).refuses("--open "+opened+" opens nothing", "add --allow HOST")
 	})
 }
 

@@ -338,6 +338,8 @@ func (f *runFlags) check(set func(flag string) bool) error {
 		}
 	}
 	switch {
+	case set("memory") && f.memory < local.LeastMemory:
+		return cli.UsageError{Err: fmt.Errorf("--memory %d bytes: it must be 8MiB at least; a number without a unit is bytes, so write it as 512MiB or 2GiB", f.memory)}
 	case set("cpus") && !(f.cpus > 0):
 		return cli.UsageError{Err: fmt.Errorf("--cpus %g: it must be more than 0", f.cpus)}
 	case set("pids") && f.pids < local.LeastPIDs:
@@ -537,7 +539,13 @@ func remedy(e egress.Event, what string) string {
 		return "; --allow " + what + " lets it through"
 	case "private", "host", "reserved":
 		if addr, err := netip.ParseAddr(e.Address); err == nil {
-			return fmt.Sprintf(": %s is closed whatever is allowed; --open %s opens it", addr, netip.PrefixFrom(addr, addr.BitLen()))
+			return fmt.Sprintf(": %s is closed whatever is allowed; --allow %s with --open %s lets it through", addr, what, addr)
+		}
+	case "dns_private_answer":
+		_, rest, _ := strings.Cut(why, "its address ")
+		closed, _, _ := strings.Cut(rest, " is not public")
+		if addr, err := netip.ParseAddr(closed); err == nil {
+			return fmt.Sprintf(": its address %s is not public; --allow %s with --open %s lets it through", addr, what, addr)
 		}
 	}
 	if why == "" {

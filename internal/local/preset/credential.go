@@ -92,6 +92,9 @@ func parseCredential(text, hint string, sources ...string) (Credential, error) {
 	invalid := func(format string, args ...any) (Credential, error) {
 		return c, berm.Errorf(berm.Invalid, "credential "+c.Name+": "+format, args...).WithHint("%s", hint)
 	}
+	if strings.HasPrefix(c.Source, "secret:") && !slices.Contains(sources, "secret") {
+		return invalid("secret: is one that a server has stored; berm run has env:VARIABLE and file:PATH")
+	}
 	if scheme, name, _ := strings.Cut(c.Source, ":"); !slices.Contains(sources, scheme) || name == "" {
 		return invalid("it does not say where its secret is")
 	}

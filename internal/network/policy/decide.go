@@ -386,7 +386,10 @@ func (e *Evaluator) Vet(v Verdict, addrs []netip.Addr) ([]netip.Addr, Verdict) {
 		class := e.table.Judge(a)
 		addr := e.table.Canonical(a)
 		if class.Denied() || class == address.Opened && !v.named {
-			denied.Reason, denied.Rule, denied.Detail = ReasonDNSPrivate, v.Rule, "its address "+addr.String()+" is not public"
+			denied.Reason, denied.Rule, denied.Detail = ReasonDNSPrivate, v.Rule, "its address "+addr.String()+" is not public: a rule must name the host, and the operator must open the address"
+			if class == address.Opened {
+				denied.Detail = "its address " + addr.String() + " is opened for rules that name the host alone, and none does"
+			}
 			continue
 		}
 		by := e.rangeDenies(v, addr)
