@@ -43,11 +43,22 @@ Records are found by an index that is a cache of the log: it is made anew when i
 }
 
 // auditDir is the log that is meant when none is named: the server's, where its data directory
-// is the default one, else that of `berm run`. local tells which.
-func auditDir(data string) (dir string, local bool, err error) {
+// is the default one, else that of `berm run`. local tells which, and so does a line on stderr.
+func auditDir(cmd *cobra.Command, data string) (dir string, local bool, err error) {
 	if data != "" {
-		return filepath.Join(data, "audit"), false, nil
+		return logOf(data), false, nil
 	}
+	defer func() {
+		switch configured, _ := serverConfigured(cmd); {
+		case err != nil:
+		case local && configured:
+			cli.Notice(cmd, "reading the log of berm run, %s, and not that of the server that is configured: name its data directory with --data", dir)
+		case local:
+			cli.Notice(cmd, "reading the log of berm run, %s; --data names a server's", dir)
+		default:
+			cli.Notice(cmd, "reading the log of the server here, %s", dir)
+		}
+	}()
 	dir = filepath.Join(defaultData(), "audit")
 	if _, err := os.Stat(dir); err == nil {
 		return dir, false, nil
@@ -62,6 +73,19 @@ func auditDir(data string) (dir string, local bool, err error) {
 			WithHint("name the server's data directory with --data, or the log's own as an argument")
 	}
 	return dir, true, nil
+}
+
+// logOf is the log in a data directory of a server, or the directory itself if it is the log.
+func logOf(dir string) string {
+	if inside := filepath.Join(dir, "audit"); exists(inside) || !exists(filepath.Join(dir, "log.jsonl")) {
+		return inside
+	}
+	return dir
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
 }
 
 func dataFlag(cmd *cobra.Command, data *string) {
@@ -101,7 +125,7 @@ alone.`,
 				}
 				trust.Anchors = append(trust.Anchors, kept...)
 			}
-			report, path, err := verifyAudit(data, args, trust)
+			report, path, err := verifyAudit(cmd, data, args, trust)
 			if err != nil {
 				return err
 			}
@@ -125,9 +149,9 @@ alone.`,
 }
 
 // verifyAudit checks what the arguments name.
-func verifyAudit(data string, args []string, trust trail.Trust) (*trail.Report, string, error) {
+func verifyAudit(cmd *cobra.Command, data string, args []string, trust trail.Trust) (*trail.Report, string, error) {
 	if len(args) == 0 {
-		dir, local, err := auditDir(data)
+		dir, local, err := auditDir(cmd, data)
 		if err != nil {
 			return nil, "", err
 		}
@@ -145,8 +169,12 @@ func verifyAudit(data string, args []string, trust trail.Trust) (*trail.Report, 
 		return nil, "", berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
 	if info.IsDir() {
-		report, err := trail.Verify(args[0], trust)
-		return report, args[0], err
+		dir := logOf(args[0])
+		if !exists(dir) {
+			dir = args[0]
+		}
+		report, err := trail.Verify(dir, trust)
+		return report, dir, err
 	}
 	archive, err := trail.OpenArchive(f, info.Size())
 	if err != nil {
@@ -206,11 +234,11 @@ It reads the server's data directory and its signing key: run it as the server's
 		Example: `  berm audit export i1abcdefghijklmnopqrs -o session.zip
   berm audit export --all -o log.zip`,
 		Args: cli.UsageArgs(cobra.MaximumNArgs(1)),
-		RunE: func(_ *cobra.Command, args []string) error {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) == 1) {
 				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "name a sandbox, or give --all")}
 			}
-			dir, _, err := auditDir(data)
+			dir, _, err := auditDir(cmd, data)
 			if err != nil {
 				return err
 			}
@@ -220,7 +248,11 @@ It reads the server's data directory and its signing key: run it as the server's
 					return err
 				}
 			}
-			return writeWhole(out, func(w io.Writer) error { return trail.Export(w, dir, id) })
+			err = writeWhole(out, func(w io.Writer) error { return trail.Export(w, dir, id) })
+			if err != nil && data == "" {
+				err = berm.Errorf(berm.KindOf(err), "%w", err).WithHint("the log of another server is named by its data directory: --data")
+			}
+			return err
 		},
 	}
 	dataFlag(cmd, &data)
@@ -266,7 +298,7 @@ running meanwhile.`,
   berm audit key --rotate`,
 		Args: cli.UsageArgs(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			dir, local, err := auditDir(data)
+			dir, local, err := auditDir(cmd, data)
 			if err != nil {
 				return err
 			}

@@ -3,6 +3,7 @@ package control
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 
 	"github.com/berm-sandbox/berm"
@@ -25,16 +26,27 @@ func (m *Manager) checkLimits(l berm.Limits) error {
 		switch {
 		case bound.value == 0:
 		case !(bound.value >= bound.lowest):
-			return berm.Errorf(berm.Invalid, "limit %s of %s is below %s", bound.name, number(bound.value), number(bound.lowest))
+			return berm.Errorf(berm.Invalid, "limit %s of %s is below %s", bound.name, amount(bound.name, bound.value), amount(bound.name, bound.lowest))
 		case bound.most > 0 && bound.value > bound.most:
-			return berm.Errorf(berm.Invalid, "limit %s of %s is above %s", bound.name, number(bound.value), number(bound.most))
+			return berm.Errorf(berm.Invalid, "limit %s of %s is above %s", bound.name, amount(bound.name, bound.value), amount(bound.name, bound.most))
 		}
 	}
 	return nil
 }
 
-// number writes bytes and cores as people do, without an exponent.
-func number(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) }
+// amount writes what a limit of a name is as people do, without an exponent.
+func amount(name string, n float64) string {
+	unit := ""
+	if name != "cpu" && name != "pids" {
+		for _, next := range []string{"KiB", "MiB", "GiB", "TiB"} {
+			if n < 1024 {
+				break
+			}
+			n, unit = math.Floor(n/1024*100)/100, " "+next
+		}
+	}
+	return strconv.FormatFloat(n, 'f', -1, 64) + unit
+}
 
 // over returns the limits l with zero fields taken from base.
 func over(base, l berm.Limits) berm.Limits {
@@ -78,11 +90,11 @@ func (m *Manager) limits(asked, defaults berm.Limits, unlimited map[string]strin
 			return limits, nil, berm.Errorf(berm.Unsupported, "limit %s cannot be enforced on this host: %s", l.name, why).
 				WithHint("berm doctor --fix-hints, on that host, says how to get it")
 		case m.RequireLimits:
-			return limits, nil, berm.Errorf(berm.Unsupported, "the template's limit %s of %s cannot be enforced on this host: %s", l.name, number(l.together), why).
+			return limits, nil, berm.Errorf(berm.Unsupported, "the template's limit %s of %s cannot be enforced on this host: %s", l.name, amount(l.name, l.together), why).
 				WithHint("berm doctor --fix-hints, on that host, says how to get it; berm serve --require-limits=false goes without it")
 		default:
 			l.leaveOut()
-			without = append(without, fmt.Sprintf("the template's limit %s of %s is not in force: %s", l.name, number(l.together), why))
+			without = append(without, fmt.Sprintf("the template's limit %s of %s is not in force: %s", l.name, amount(l.name, l.together), why))
 		}
 	}
 	return limits, without, nil

@@ -53,7 +53,7 @@ func TestLimitsThatTheHostCannotEnforce(t *testing.T) {
 			t.Errorf("limits %+v, told %+v, want %+v", spec.Limits, s.Limits, want)
 		}
 		without := []string{
-			"the template's limit memory of 1073741824 is not in force: no controller",
+			"the template's limit memory of 1 GiB is not in force: no controller",
 			"the template's limit cpu of 2 is not in force: no controller",
 		}
 		if !reflect.DeepEqual(spec.Degraded, without) {
@@ -85,10 +85,10 @@ func TestLimitsInErrorsAreWholeNumbers(t *testing.T) {
 		limits berm.Limits
 		want   string
 	}{
-		{berm.Limits{Memory: 1 << 40}, "limit memory of 1099511627776 is above 8589934592"},
-		{berm.Limits{Memory: -1}, "limit memory of -1 is below 33554432"},
+		{berm.Limits{Memory: 1 << 40}, "limit memory of 1 TiB is above 8 GiB"},
+		{berm.Limits{Memory: -1}, "limit memory of -1 is below 32 MiB"},
 		{berm.Limits{CPU: 0.01}, "limit cpu of 0.01 is below 0.05"},
-		{berm.Limits{WriteBytes: 1}, "limit writeBytes of 1 is below 4096"},
+		{berm.Limits{WriteBytes: 1}, "limit writeBytes of 1 is below 4 KiB"},
 	} {
 		_, err := w.Create(t.Context(), CreateRequest{Template: "base", Timeout: 60e9, Actor: tester, Limits: c.limits})
 		wantKind(t, err, berm.Invalid)
@@ -112,6 +112,17 @@ func TestLogHasNoEmptyFields(t *testing.T) {
 	for _, l := range lines {
 		if strings.Contains(l.Fields, `""`) {
 			t.Errorf("%q has an empty field: %s", l.Message, l.Fields)
+		}
+	}
+}
+
+func TestAmount(t *testing.T) {
+	for want, got := range map[string]string{
+		"1 TiB": amount("memory", 1<<40), "15.62 GiB": amount("memory", 16_777_216_000), "4 KiB": amount("readBytes", 4096), "100": amount("disk", 100),
+		"0.05": amount("cpu", 0.05), "32768": amount("pids", 1<<15),
+	} {
+		if got != want {
+			t.Errorf("%s, not %s", got, want)
 		}
 	}
 }

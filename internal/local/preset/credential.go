@@ -96,6 +96,9 @@ func parseCredential(text, hint string, sources ...string) (Credential, error) {
 		return invalid("secret: is one that a server has stored; berm run has env:VARIABLE and file:PATH")
 	}
 	if scheme, name, _ := strings.Cut(c.Source, ":"); !slices.Contains(sources, scheme) || name == "" {
+		if scheme != "" && name != "" && sources[0] == "secret" {
+			return invalid("%s: is for berm run, which takes secrets from this machine; a server has those that berm secret set gave it", scheme)
+		}
 		return invalid("it does not say where its secret is")
 	}
 	places, git := 0, false
