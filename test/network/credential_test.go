@@ -96,7 +96,7 @@ func TestCredentials(t *testing.T) {
 			}
 		}
 		err := filepath.WalkDir(s.Data, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.Type().IsRegular() {
+			if err == nil && d.Type().IsRegular() && !isImage(path) {
 				places[path], err = os.ReadFile(path)
 			}
 			return err
