@@ -133,7 +133,7 @@ func (s *Set) attach(f Flow, out *http.Request) (*Filter, *Refusal) {
 	for _, name := range []string{"Range", "If-Range", "Sec-Websocket-Extensions"} {
 		out.Header.Del(name)
 	}
-	filter := &Filter{set: s, what: Echo, flow: f, method: out.Method, ctx: out.Context(), stream: stream{matcher: st.replies}}
+	filter := &Filter{set: s, what: Echo, flow: f, method: out.Method, ctx: out.Context(), stream: stream{matcher: st.replies}, names: st.replyNames}
 	for _, u := range uses {
 		filter.block = filter.block || u.Response == Block
 	}
@@ -285,7 +285,7 @@ func (st *state) scan(f Flow, out *http.Request) *Refusal {
 
 func (st *state) scanFields(h http.Header) *Refusal {
 	for name, values := range h {
-		if n := st.requests.first(name); n != nil {
+		if n := st.requestNames.first(name); n != nil {
 			return n.refusal()
 		}
 		for _, value := range values {
@@ -408,7 +408,9 @@ func (st *state) confides(f Flow) (confided bool) {
 	return confided
 }
 
-// guarded is a body that ends with an error before a placeholder or a secret.
+// guarded is a body that ends with an error before the bytes that complete a placeholder or a
+// secret. Nothing is kept back until then: whoever sends and sees the bytes could tell from that
+// whether they are the start of one.
 type guarded struct {
 	body   io.ReadCloser
 	set    *Set
@@ -416,38 +418,32 @@ type guarded struct {
 	out    *http.Request
 	state  *state
 	stream stream
-	buf    []byte
-	ready  []byte
 	err    error
 }
 
 func (g *guarded) Read(p []byte) (int, error) {
-	for len(g.ready) == 0 {
-		if g.err != nil {
-			return 0, g.err
-		}
-		if g.buf == nil {
-			g.buf = make([]byte, 16<<10)
-		}
-		n, err := g.body.Read(g.buf)
-		var found *needle
-		g.ready, found = g.stream.feed(g.ready[:0], g.buf[:n], false, err != nil)
-		g.err = err
-		var refusal *Refusal
-		if found != nil {
-			refusal = found.refusal()
-		} else if err == io.EOF {
-			refusal = g.state.scanFields(g.out.Trailer)
-		}
-		if refusal != nil {
-			g.ready = nil
-			g.err = refusal
-			g.set.tell(g.flow, g.out, refusal)
-		}
+	if g.err != nil {
+		return 0, g.err
 	}
-	n := copy(p, g.ready)
-	g.ready = g.ready[n:]
-	return n, nil
+	n, err := g.body.Read(p)
+	g.err = err
+	refusal := g.stream.refusal(p[:n])
+	if refusal == nil && err == io.EOF {
+		refusal = g.state.scanFields(g.out.Trailer)
+	}
+	if refusal != nil {
+		g.err = refusal
+		g.set.tell(g.flow, g.out, refusal)
+		return 0, refusal
+	}
+	return n, err
+}
+
+// refusal says what the next bytes complete.
+func (s *stream) refusal(b []byte) (refusal *Refusal) {
+	s.hit = func(n *node, _, _ int64) bool { refusal = s.needles[n.found-1].refusal(); return false }
+	s.run(b)
+	return refusal
 }
 
 func (g *guarded) Close() error { return g.body.Close() }

@@ -212,6 +212,41 @@ func TestGate(t *testing.T) {
 	}
 }
 
+// What a body holds goes on at once, right or wrong, until it is a whole secret: whoever sees both
+// ends learns nothing from it.
+func TestBodiesAreNotKeptBack(t *testing.T) {
+	r := newRig()
+	s := r.open(t, swap(bearer))
+	for _, name := range []string{"api.test", "evil.test"} {
+		for i := 1; i <= len(tokenSecret); i++ {
+			in, feed := io.Pipe()
+			out := request(t, "POST", "https://"+name+"/v1/x", "")
+			if name == "api.test" {
+				out.Header.Set("Authorization", "Bearer "+s.Env(host)["API_TOKEN"])
+			}
+			out.Body = in
+			if _, err := s.Attach(Flow{name, 443, name}, out); err != nil {
+				t.Fatal(err)
+			}
+			go io.WriteString(feed, tokenSecret[:i])
+			b := make([]byte, 64)
+			n, err := out.Body.Read(b)
+			if i < len(tokenSecret) {
+				if string(b[:n]) != tokenSecret[:i] || err != nil {
+					t.Fatalf("%s: of %q came %q: %v", name, tokenSecret[:i], b[:n], err)
+				}
+				go io.WriteString(feed, tokenSecret[i:])
+				n, err = out.Body.Read(b)
+			}
+			var refusal *Refusal
+			if n != 0 || !errors.As(err, &refusal) || refusal.Reason != Leak || r.last().Type != Leaked {
+				t.Fatalf("%s: the end of a secret after %d bytes: %q, %v, %+v", name, i, b[:n], err, r.last())
+			}
+			feed.Close()
+		}
+	}
+}
+
 // A text is masked in whatever form it holds a secret, before and after the end of its rights.
 func TestMask(t *testing.T) {
 	s := newRig().open(t, bearer)
@@ -291,6 +326,7 @@ func TestSwap(t *testing.T) {
 			r.Method, r.Body, r.Trailer = "POST", io.NopCloser(strings.NewReader("x")), http.Header{"X-Sum": {p}}
 		}, Misuse, ""},
 		{"a secret itself", bearer, func(r *http.Request, _ string) { r.Header.Set("X-Token", tokenSecret) }, Leak, ""},
+		{"a secret as a name", bearer, func(r *http.Request, _ string) { r.Header.Set(tokenSecret, "x") }, Leak, ""},
 		{"a secret itself in its place", bearer, func(r *http.Request, _ string) { r.Header.Set("Authorization", "Bearer "+tokenSecret) }, Leak, ""},
 		{"a secret in a body", bearer, func(r *http.Request, _ string) {
 			r.Method, r.Body = "POST", io.NopCloser(strings.NewReader("x"+url.QueryEscape(tokenSecret)))
@@ -1020,7 +1056,7 @@ func TestFilter(t *testing.T) {
 		if err != nil || h.Get("X-Echo") != "a "+strings.Repeat("*", len(tokenSecret))+" b" || h.Get("X-Other") != "x" {
 			t.Error(h, err)
 		}
-		if s.state.Load().replies.first(fmt.Sprint(h)) != nil {
+		if s.state.Load().replyNames.first(fmt.Sprint(h)) != nil {
 			t.Error("it is in", h)
 		}
 		body, err := filter.Body([]byte("kept "), []byte("x"+tokenSecret+"y"), true)
@@ -1029,6 +1065,9 @@ func TestFilter(t *testing.T) {
 		}
 		if e := r.last(); e.Type != Echo || e.Binding != "api" || len(r.events) != 2 {
 			t.Error(r.events)
+		}
+		if h := (http.Header{http.CanonicalHeaderKey("v-" + strings.ToUpper(tokenSecret)): {"y"}}); filter.Header(h) != nil || len(h) > 0 {
+			t.Error("the name of a field shows it in another case:", h)
 		}
 		if err := filter.Header(http.Header{"Content-Encoding": {"gzip"}}); berm.KindOf(err) != berm.Unsupported {
 			t.Error(err)

@@ -64,6 +64,8 @@ type state struct {
 	requests *matcher // placeholders, and secrets that should not be inside
 	leaks    *matcher // those secrets alone
 	replies  *matcher // secrets that must not come inside
+	// requestNames and replyNames find them in names of fields, whose case is not kept.
+	requestNames, replyNames *matcher
 }
 
 // live is a binding in force.
@@ -149,6 +151,7 @@ func (s *Set) Update(ctx context.Context, revision uint64, bindings []Binding) e
 		}
 	}
 	next.requests, next.leaks, next.replies = newMatcher(slices.Concat(requests, leaks)), newMatcher(leaks), newMatcher(replies)
+	next.requestNames, next.replyNames = newMatcherOf(next.requests.needles, true), newMatcherOf(replies, true)
 	s.broker.issue(s.sandbox, next.bindings, old.bindings)
 	s.masks.Store(next.leaks)
 	s.state.Store(next)

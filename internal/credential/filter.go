@@ -20,6 +20,7 @@ type Filter struct {
 	block  bool
 	told   bool
 	stream stream
+	names  *matcher // of fields, whose case is not kept
 }
 
 // Filter returns a filter that masks every secret of the sandbox's bindings, for streams
@@ -30,7 +31,7 @@ func (s *Set) Filter() *Filter {
 	if st == nil || len(st.replies.needles) == 0 {
 		return nil
 	}
-	return &Filter{set: s, what: Leaked, stream: stream{matcher: st.replies}}
+	return &Filter{set: s, what: Leaked, stream: stream{matcher: st.replies}, names: st.replyNames}
 }
 
 // Mask masks every secret of the sandbox's bindings in a text, such as a record, which keeps
@@ -54,7 +55,7 @@ func (f *Filter) Header(h http.Header) error {
 		}
 	}
 	for name, values := range h {
-		if n := f.stream.first(name); n != nil {
+		if n := f.names.first(name); n != nil {
 			if err := f.echo(n); err != nil {
 				return err
 			}
@@ -75,9 +76,9 @@ func (f *Filter) Header(h http.Header) error {
 	return nil
 }
 
-// Body appends to dst what may go on of the next piece, with as many bytes as came in, and
-// keeps back what could be the start of a secret; with last set it keeps nothing. An error
-// cuts the reply.
+// Body appends to dst what may go on of the next piece, with as many bytes as came in. It keeps
+// back the last ones, whatever they are, and what is the start of a secret for certain; with last
+// set it keeps nothing. An error cuts the reply.
 func (f *Filter) Body(dst, piece []byte, last bool) ([]byte, error) {
 	if last && f.ctx != nil && errors.Is(context.Cause(f.ctx), errRevoked) {
 		// TLS tells the upstream that it is cut before the connection is closed, and what it
@@ -94,8 +95,11 @@ func (f *Filter) Body(dst, piece []byte, last bool) ([]byte, error) {
 	return dst, nil
 }
 
-// Holds says whether something is kept back.
-func (f *Filter) Holds() bool { return len(f.stream.held) > 0 }
+// Late appends to dst what was kept back at its last call, or since nothing was.
+func (f *Filter) Late(dst []byte) []byte { return f.stream.late(dst) }
+
+// Waits says whether something is kept back that Late gives on.
+func (f *Filter) Waits() bool { return f.stream.waits() }
 
 // echo tells once that a reply held a secret. The error is nil when it is masked.
 func (f *Filter) echo(n *needle) error {

@@ -36,12 +36,19 @@ type matcher struct {
 	pairs   [1 << 16 / 64]uint64
 	nodes   []node // nodes[0] is the root
 	longest int
+	// window is how many bytes hold, in any encoding, as much of a needle as lets its start be
+	// kept back.
+	window int64
+	folded bool // needles are found in upper and lower case
 }
 
 type node struct {
 	next  []edge
 	fail  int32
 	depth int32
+	// keep is how many of the last bytes begin a needle so far that they are kept back until
+	// it is known whether they are one.
+	keep int32
 	// found is the needle that ends here, counted from one; length is that of its text in this
 	// encoding. A longer text wins over those that are its ends.
 	found  int32
@@ -56,11 +63,29 @@ type edge struct {
 	to int32
 }
 
-func newMatcher(needles []needle) *matcher {
-	m := &matcher{needles: needles, nodes: make([]node, 1)}
+func newMatcher(needles []needle) *matcher { return newMatcherOf(needles, false) }
+
+func newMatcherOf(needles []needle, folded bool) *matcher {
+	m := &matcher{needles: needles, nodes: make([]node, 1), folded: folded}
 	for i, n := range needles {
-		for _, v := range variants(n.text) {
-			m.add(v.text, int32(i+1), v.group)
+		guess := enough(n.text)
+		var begun []variant
+		if guess < len(n.text) {
+			begun = variants(n.text[:guess])
+		}
+		m.window = max(m.window, int64(min(guess, len(n.text))+1)*longestEscape)
+		for j, v := range variants(n.text) {
+			from := len(v.text) + 1
+			if begun != nil {
+				from = len(begun[j].text)
+				if v.group > 0 {
+					from++ // the last character has bits of what comes next
+				}
+			}
+			if folded {
+				v.text, v.group = strings.ToLower(v.text), 0
+			}
+			m.add(v.text, int32(i+1), v.group, from)
 		}
 	}
 	m.link()
@@ -80,7 +105,13 @@ func newMatcher(needles []needle) *matcher {
 	return m
 }
 
-func (m *matcher) add(text string, found int32, group int8) {
+// enough is how many bytes of a text must have come, in whatever encoding, before they are kept
+// back because they are its start. To keep back fewer would tell whoever sends and sees them that
+// they are right, and so the text character by character.
+func enough(text string) int { return max(12, (len(text)+1)/2) }
+
+// add takes a text in. From says from which length on its start is kept back.
+func (m *matcher) add(text string, found int32, group int8, from int) {
 	at := int32(0)
 	for i := range len(text) {
 		to := m.edge(at, text[i])
@@ -90,6 +121,9 @@ func (m *matcher) add(text string, found int32, group int8) {
 			m.nodes[at].next = append(m.nodes[at].next, edge{text[i], to})
 		}
 		at = to
+		if i+1 >= from {
+			m.nodes[at].keep = int32(i + 1)
+		}
 	}
 	if m.nodes[at].found == 0 {
 		m.nodes[at].found = found
@@ -124,6 +158,9 @@ func (m *matcher) link() {
 	for len(queue) > 0 {
 		at := queue[0]
 		queue = queue[1:]
+		if n := &m.nodes[at]; n.keep == 0 || len(n.next) == 0 { // nothing longer begins with it
+			n.keep = m.nodes[n.fail].keep
+		}
 		for _, e := range m.nodes[at].next {
 			fail := m.step(m.nodes[at].fail, e.b)
 			m.nodes[e.to].fail = fail
@@ -181,6 +218,9 @@ func jsonEscape(text string) string {
 
 // first returns the first needle in text, or nil.
 func (m *matcher) first(text string) *needle {
+	if m.folded {
+		text = strings.ToLower(text)
+	}
 	if !m.begins(text) {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"html"
 	"math/rand/v2"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -109,15 +110,132 @@ func TestMaskInPieces(t *testing.T) {
 	}
 }
 
+// What comes is kept back from one call of late to the next but one at most, and no more of it
+// than the start of a secret needs.
 func TestKeepsBackNoMoreThanNeeded(t *testing.T) {
-	m := newMatcher([]needle{{canary, secret, "b"}})
+	m := newMatcher([]needle{{tokenSecret, secret, "b"}})
+	start, rest := tokenSecret[:enough(tokenSecret)], tokenSecret[enough(tokenSecret):]
 	s := stream{matcher: m}
+	if s.waits() {
+		t.Error("it waits for nothing")
+	}
+	late := "late"
 	for _, step := range []struct{ in, out string }{
-		{"data: hello\n\n", "data: hello\n\n"}, {"sk-li", ""}, {"ne\n", "sk-line\n"}, {"100%", "100"}, {" done", "% done"}, {"a%4", "a"}, {"1 ", "%41 "},
+		{"data: hello\n\n", ""}, {late, "data: hello\n\n"}, {late, ""},
+		{"CANARY-", ""}, {late, "CANARY-"}, {"one", ""}, {"two", ""}, {late, "one"}, {late, "two"},
+		{"a" + start, ""}, {late, "a"}, {late, ""}, {"x", ""}, {late, start}, {late, "x"},
+		{start, ""}, {late, ""}, {rest, ""}, {late, strings.Repeat("*", len(start))}, {late, strings.Repeat("*", len(rest))},
+		{strings.Repeat("z", int(m.window)+5), "zzzzz"}, {"yy", "zz"}, {late, strings.Repeat("z", int(m.window)-2)}, {late, "yy"},
 	} {
-		out, found := s.feed(nil, []byte(step.in), true, false)
-		if string(out) != step.out || found != nil {
+		var out []byte
+		if step.in == late {
+			out = s.late(nil)
+		} else {
+			out, _ = s.feed(nil, []byte(step.in), true, false)
+		}
+		if string(out) != step.out {
 			t.Errorf("after %q came %q, want %q", step.in, out, step.out)
+		}
+	}
+	if s.waits() {
+		t.Error("it waits for nothing")
+	}
+}
+
+// guesses are texts that begin like a secret in some encoding, up to the length from which on
+// their start is kept back, and others like them that do not: the same bytes, but for the last.
+func guesses(text string) (pairs [][2]string) {
+	for i := 1; i < enough(text) && i <= len(text)-1; i++ {
+		right := encodings(text[:i])
+		for name, wrong := range encodings(text[:i-1] + string(text[i-1]^1)) {
+			if !strings.HasPrefix(name, "base64") && len(right[name]) == len(wrong) {
+				pairs = append(pairs, [2]string{right[name], wrong})
+			}
+		}
+	}
+	for skip := range 3 { // base64 as it would be in what holds all of the text
+		for i := 1; i < min(enough(text), len(text)); i++ {
+			cut := func(text string) string {
+				encoded := base64.StdEncoding.EncodeToString([]byte("uuu"[:skip] + text))
+				return encoded[:8*(skip+i)/6]
+			}
+			pairs = append(pairs, [2]string{cut(text), cut(text[:i-1] + string(text[i-1]^1) + text[i:])})
+		}
+	}
+	return pairs
+}
+
+// Whoever sends the start of a secret and sees it come back does not learn that it is right: the
+// same number of bytes is given on at each stage as with one that is wrong.
+func TestStartsAreNotConfirmed(t *testing.T) {
+	long := "sk-ant-" + strings.Repeat("Qx7", 30)
+	for _, text := range []string{canary, "8-bytes!", "0123456789abc", tokenSecret, long} {
+		m := newMatcher([]needle{{text, secret, "b"}, {"sk-live-another-one", secret, "c"}})
+		stages := func(guess string, mask bool, size int) (seen []int) {
+			s := stream{matcher: m}
+			give := func(in []byte) {
+				out, found := s.feed(nil, in, mask, false)
+				if found != nil {
+					t.Fatalf("%q is found in %q", text, guess)
+				}
+				seen = append(seen, len(out))
+			}
+			late := func() {
+				waits := 0
+				if s.waits() {
+					waits = 1
+				}
+				seen = append(seen, waits, len(s.late(nil)))
+			}
+			give([]byte(strings.Repeat("-", 2*int(m.window))))
+			for len(guess) > 0 {
+				n := min(size, len(guess))
+				give([]byte(guess[:n]))
+				guess = guess[n:]
+				if size%2 == 0 {
+					late()
+				}
+			}
+			late()
+			late()
+			give([]byte("z"))
+			late()
+			late()
+			return seen
+		}
+		pairs := guesses(text)
+		if len(pairs) < 20 {
+			t.Fatalf("only %d guesses of %q", len(pairs), text)
+		}
+		for _, pair := range pairs {
+			for _, size := range []int{1, 2, 7, 4096} {
+				for _, mask := range []bool{true, false} {
+					right, wrong := stages(pair[0], mask, size), stages(pair[1], mask, size)
+					if !slices.Equal(right, wrong) {
+						t.Fatalf("%q in pieces of %d gives %v, %q %v", pair[0], size, right, pair[1], wrong)
+					}
+				}
+			}
+		}
+	}
+}
+
+// A needle that comes slower than what is kept back shows less of it than would be confirmed.
+func TestSlowSecret(t *testing.T) {
+	m := newMatcher([]needle{{canary, secret, "b"}})
+	for _, size := range []int{1, 3, enough(canary) - 1, enough(canary), len(canary) - 1} {
+		s := stream{matcher: m}
+		var out []byte
+		for left := canary; left != ""; {
+			n := min(size, len(left))
+			out, _ = s.feed(out, []byte(left[:n]), true, false)
+			out = s.late(s.late(out))
+			left = left[n:]
+		}
+		out, _ = s.feed(out, nil, true, true)
+		shown := len(out) - strings.Count(string(out), "*")
+		if len(out) != len(canary) || shown >= enough(canary) || !strings.HasPrefix(canary, string(out[:shown])) || size >= enough(canary) && shown > 0 {
+			t.Errorf("in pieces of %d bytes: %q", size, out)
 		}
 	}
 }

@@ -24,6 +24,7 @@ type stream struct {
 	starts []int64
 
 	held []byte // of feed: seen, and not yet given on
+	due  int64  // the place up to which late gives on
 }
 
 // longestEscape is that of HTML: &#x010ffff; and the like.
@@ -115,6 +116,9 @@ func (s *stream) part(before int32) {
 
 // plain takes one character and the place of what it was written as.
 func (s *stream) plain(c byte, from, to int64) {
+	if s.folded && c >= 'A' && c <= 'Z' {
+		c += 'a' - 'A'
+	}
 	s.dec = s.step(s.dec, c)
 	s.starts = append(s.starts, from)
 	if n := &s.nodes[s.dec]; n.found != 0 {
@@ -136,14 +140,14 @@ func (s *stream) join() {
 	}
 }
 
-// pending returns the place from which on bytes could be the start of a needle.
+// pending returns the place from which on bytes are the start of a needle, so much of it that
+// nobody has guessed it.
 func (s *stream) pending() int64 {
-	from := s.pos - int64(s.nodes[s.raw].depth)
+	from := s.pos - int64(s.nodes[s.raw].keep)
 	if s.apart {
-		if depth := int(s.nodes[s.dec].depth); depth > 0 {
-			from = min(from, s.starts[len(s.starts)-depth])
+		if keep := int(s.nodes[s.dec].keep); keep > 0 {
+			from = min(from, s.starts[len(s.starts)-keep])
 		}
-		from = min(from, s.pos-int64(len(s.escaped)))
 	}
 	return from
 }
@@ -265,37 +269,52 @@ func isEntity(c byte) bool {
 	return c == '#' || c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
 }
 
-// feed looks through piece, appends to dst what cannot be part of a needle any more, and
-// keeps the rest back; with last set it keeps nothing. In mask, needles become asterisks, so
-// that lengths stay as they are. found is the first needle of this piece.
+// feed looks through piece, and appends to dst what is given on. The last bytes are kept back
+// whatever they are, so that a needle in several pieces is found before its start is gone; late
+// gives them on when no more comes. With last set nothing is kept. In mask, needles become
+// asterisks, so that lengths stay as they are. found is the first needle of this piece.
 func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *needle) {
 	base := s.pos - int64(len(s.held))
-	buf := piece
-	if len(s.held) > 0 || mask {
-		s.held = append(s.held, piece...)
-		buf = s.held
-	}
-	// Ends are later than all that was given on, and starts are not before it: what is
-	// pending is kept.
+	fresh := len(s.held) == 0
+	s.held = append(s.held, piece...)
 	s.hit = func(n *node, from, to int64) bool {
 		if found == nil {
 			found = &s.needles[n.found-1]
 		}
-		if mask {
+		if mask && to > base { // an escape that is none may end a needle that is gone
 			skipped := max(base-from, 0) // it was given on
-			blot(buf[from+skipped-base:to-base], n.group, int(skipped), to-from == int64(n.length))
+			blot(s.held[from+skipped-base:to-base], n.group, int(skipped), to-from == int64(n.length))
 		}
 		return mask
 	}
 	s.run(piece)
-	keep := s.pending()
-	if last {
-		keep = s.pos
+	if fresh {
+		s.due = s.pos
 	}
-	n := int(keep - base)
-	dst = append(dst, buf[:n]...)
-	s.held = append(s.held[:0], buf[n:]...)
-	return dst, found
+	keep := s.pos
+	if !last {
+		keep = min(s.pos-s.window, s.pending())
+	}
+	return s.release(dst, keep), found
+}
+
+// late appends to dst what was kept back when late was called last, or since nothing was. It is
+// to be called each time that bytes may be kept back, while waits is true.
+func (s *stream) late(dst []byte) []byte {
+	dst = s.release(dst, min(s.due, s.pending()))
+	s.due = s.pos
+	return dst
+}
+
+// waits says whether late gives something on, at the first call or the second.
+func (s *stream) waits() bool { return s.pending() > s.pos-int64(len(s.held)) }
+
+// release appends to dst what is kept back of the bytes before a place.
+func (s *stream) release(dst []byte, to int64) []byte {
+	n := max(to-(s.pos-int64(len(s.held))), 0)
+	dst = append(dst, s.held[:n]...)
+	s.held = append(s.held[:0], s.held[n:]...)
+	return dst
 }
 
 // blots are asterisks in base64.

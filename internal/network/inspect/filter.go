@@ -4,8 +4,11 @@ import (
 	"compress/gzip"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"strings"
+	"sync"
+	"time"
 )
 
 // filterReply puts a filter into a reply. Its text must be readable: it was asked for
@@ -24,7 +27,7 @@ func filterReply(res *http.Response, f Filter, cut func(error)) error {
 	if err := f.Header(res.Header); err != nil {
 		return &refusal{err}
 	}
-	reply := &filtered{src: res.Body, filter: f, res: res, cut: cut}
+	reply := newFiltered(res.Body, f, func() error { return f.Header(res.Trailer) }, cut)
 	if up, ok := res.Body.(io.ReadWriteCloser); ok && res.StatusCode == http.StatusSwitchingProtocols {
 		res.Body = struct {
 			*filtered
@@ -40,37 +43,99 @@ func filterReply(res *http.Response, f Filter, cut func(error)) error {
 	return nil
 }
 
-// filtered reads through a filter.
+// holdTime is the interval at which a stream gives on what its filter kept back.
+const holdTime = 30 * time.Millisecond
+
+// filtered reads a reply through its filter.
 type filtered struct {
 	src    io.ReadCloser
 	filter Filter
-	res    *http.Response
-	cut    func(error)
-	piece  []byte
-	out    []byte // filtered and not yet read
-	spare  []byte // out's memory
+	// end is called when src has ended, before what was kept back is read.
+	end func() error
+	cut func(error)
+
+	pieces chan piece  // that came
+	free   chan []byte // memory for them
+	closed chan struct{}
+	close  sync.Once
+	timer  *time.Timer // of Late; nil before the first read
+	runs   bool        // the timer
+	out    []byte      // filtered and not yet read
+	spare  []byte      // out's memory
 	err    error
 }
 
+// piece is what one read gave.
+type piece struct {
+	b   []byte
+	err error
+}
+
+// Filtered reads a stream through a filter: what comes is kept back for 30 to 60 ms at most,
+// unless the filter is certain that it is the start of what it looks for. Its errors are those of
+// src and of the filter.
+func Filtered(src io.ReadCloser, f Filter) io.ReadCloser {
+	return newFiltered(src, f, func() error { return nil }, func(error) {})
+}
+
+func newFiltered(src io.ReadCloser, f Filter, end func() error, cut func(error)) *filtered {
+	return &filtered{src: src, filter: f, end: end, cut: cut, pieces: make(chan piece), free: make(chan []byte, 2), closed: make(chan struct{})}
+}
+
+// fetch reads on while what came is filtered and sent.
+func (r *filtered) fetch() {
+	for {
+		select {
+		case b := <-r.free:
+			n, err := r.src.Read(b)
+			select {
+			case r.pieces <- piece{b[:n], err}:
+			case <-r.closed:
+				return
+			}
+			if err != nil {
+				return
+			}
+		case <-r.closed:
+			return
+		}
+	}
+}
+
 func (r *filtered) Read(p []byte) (int, error) {
-	if r.piece == nil {
-		r.piece = make([]byte, 16<<10)
+	if r.timer == nil {
+		r.timer = time.NewTimer(holdTime)
+		r.timer.Stop()
+		for range cap(r.free) {
+			r.free <- make([]byte, 16<<10)
+		}
+		go r.fetch()
 	}
 	for len(r.out) == 0 {
 		if r.err != nil {
 			return 0, r.err
 		}
-		n, err := r.src.Read(r.piece)
-		last := errors.Is(err, io.EOF)
-		r.err = err
-		out, denied := r.filter.Body(r.spare[:0], r.piece[:n], last)
-		if denied == nil && last {
-			denied = r.filter.Header(r.res.Trailer)
+		out := r.spare[:0]
+		select {
+		case next := <-r.pieces:
+			var denied error
+			if out, denied = r.take(out, next); denied != nil {
+				r.cut(denied)
+				r.err = &refusal{denied}
+				continue
+			}
+		case <-r.timer.C:
+			r.runs = false
+			out = r.filter.Late(out)
+		case <-r.closed:
+			return 0, net.ErrClosed
 		}
-		if denied != nil {
-			r.cut(denied)
-			r.err = &refusal{denied}
-			continue
+		if waits := r.err == nil && r.filter.Waits(); waits && !r.runs {
+			r.timer.Reset(holdTime)
+			r.runs = true
+		} else if !waits {
+			r.timer.Stop()
+			r.runs = false
 		}
 		r.out, r.spare = out, out
 	}
@@ -79,7 +144,22 @@ func (r *filtered) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-func (r *filtered) Close() error { return r.src.Close() }
+// take filters a piece.
+func (r *filtered) take(dst []byte, next piece) ([]byte, error) {
+	last := errors.Is(next.err, io.EOF)
+	r.err = next.err
+	dst, denied := r.filter.Body(dst, next.b, last)
+	if denied == nil && last {
+		denied = r.end()
+	}
+	r.free <- next.b[:cap(next.b)]
+	return dst, denied
+}
+
+func (r *filtered) Close() error {
+	r.close.Do(func() { close(r.closed) })
+	return r.src.Close()
+}
 
 // gunzip begins to decode at the first read, so that the head of a reply does not wait for
 // its body.

@@ -85,6 +85,10 @@ func (m *mask) Body(dst, piece []byte, last bool) ([]byte, error) {
 	return append(dst, all[:len(all)-keep]...), nil
 }
 
+func (m *mask) Late(dst []byte) []byte { return dst }
+
+func (m *mask) Waits() bool { return false }
+
 func TestFilter(t *testing.T) {
 	var ranges, encodings atomic.Value
 	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -94,11 +94,13 @@ type Credentials interface {
 type Filter interface {
 	// Header may change the fields of the head, and of the trailer at the end.
 	Header(http.Header) error
-	// Body appends to dst what of the next piece may go on, and keeps back what could be the
-	// start of something it looks for, and no more, since a stream waits for it. With last
-	// set it keeps nothing. An error cuts the reply. After an upgrade to WebSocket it must
-	// not change lengths.
+	// Body appends to dst what of the next piece may go on. With last set it keeps nothing
+	// back. An error cuts the reply. After an upgrade to WebSocket it must not change lengths.
 	Body(dst, piece []byte, last bool) ([]byte, error)
+	// Late appends to dst what was kept back when it was called last, or since nothing was. It
+	// is called at equal intervals while Waits is true, since a stream waits for it.
+	Late(dst []byte) []byte
+	Waits() bool
 }
 
 // Record is one request that was answered.
