@@ -1,11 +1,14 @@
 package main
 
 import (
+	"runtime/debug"
+
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm/internal/broker"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 )
 
 // newBrokerCommand is the service of credentials, which berm starts for itself.
@@ -17,14 +20,17 @@ func newBrokerCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
+			memory := quota.Memory() / 2 // the other half is the network service's
+			flows, requests := broker.Room(memory)
 			if err := confine(egress.BrokerCommand); err != nil {
 				return err
 			}
+			debug.SetMemoryLimit(memory)
 			conn, err := owner()
 			if err != nil {
 				return err
 			}
-			s, err := broker.New()
+			s, err := broker.New(flows, requests)
 			if err != nil {
 				return err
 			}

@@ -9,6 +9,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	service "github.com/berm-sandbox/berm/internal/network/egress/server"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 )
 
 // newEgressCommand is the network service, which berm starts for itself.
@@ -21,7 +22,7 @@ func newEgressCommand() *cobra.Command {
 		Hidden: true,
 		Args:   cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
-			memory := service.Memory()
+			memory := quota.Memory()
 			c := service.Config{Flows: service.Flows(memory)}
 			if err := confine(egress.Command); err != nil {
 				return err

@@ -40,18 +40,37 @@ type Server struct {
 
 	hosts       *address.Hosts
 	credentials *credential.Broker
+	flows       *quota.Pool[*sandbox]
+	requests    *quota.Pool[*sandbox] // under way
 
 	mu        sync.Mutex
 	sandboxes map[berm.SandboxID]*sandbox
 }
 
-// New prepares the service.
-func New() (*Server, error) {
+// What is taken at most, in bytes, by a flow, with its buffers for HTTP/2, and by a request under
+// way, with its head, that of the reply, and what has come of the reply and is not taken; and how
+// many of each a sandbox has however much memory there is.
+const (
+	flowMemory    = 512 << 10
+	requestMemory = 1 << 20
+	flowLimit     = 512
+	requestLimit  = 256
+)
+
+// Room is for how many flows and requests at a time a process has descriptors and that memory. It
+// is called before the process gives its rights away.
+func Room(memory int64) (flows, requests int) {
+	// Half of the memory for each; a request may have a connection of its own to its upstream.
+	return quota.Room(memory/2, flowMemory, 2), quota.Room(memory/2, requestMemory, 2)
+}
+
+// New prepares the service, for so many flows and requests of all sandboxes at a time.
+func New(flows, requests int) (*Server, error) {
 	hosts, err := address.WatchHosts(nil)
 	if err != nil {
 		return nil, err
 	}
-	s := &Server{hosts: hosts, sandboxes: map[berm.SandboxID]*sandbox{}}
+	s := &Server{hosts: hosts, flows: quota.NewPool[*sandbox](flows, flowLimit), requests: quota.NewPool[*sandbox](requests, requestLimit), sandboxes: map[berm.SandboxID]*sandbox{}}
 	s.credentials = &credential.Broker{Sources: credential.Sources{given: came{}, "secret": came{named: true}}, Report: s.report, Seed: s.seed}
 	return s, nil
 }
@@ -111,7 +130,7 @@ func (s *Server) Pass() {
 	}
 }
 
-// enter makes a sandbox known a sandbox's owner what happened with a credential. A use that cannot be told
+// report tells a sandbox's owner what happened with a credential. A use that cannot be told
 // does not happen.
 func (s *Server) report(e credential.Event) error {
 	s.mu.Lock()
@@ -142,6 +161,8 @@ func (s *Server) enter(x *sandbox) error {
 		return berm.Errorf(berm.AlreadyExists, "sandbox %s has its credentials already", x.id)
 	}
 	s.sandboxes[x.id] = x
+	s.flows.Join(x)
+	s.requests.Join(x)
 	return nil
 }
 
@@ -149,6 +170,8 @@ func (s *Server) leave(x *sandbox) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.sandboxes, x.id)
+	s.flows.Leave(x)
+	s.requests.Leave(x)
 }
 
 // sandbox is what one sandbox may do with its credentials.

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/credential"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
@@ -47,8 +49,18 @@ func files(t *testing.T) (*net.UnixConn, *os.File) {
 	return conn.(*net.UnixConn), theirs
 }
 
-// begin starts a service, which opens the loopback for policies to name.
+// begin starts a service for one sandbox, which opens private addresses for policies to name.
 func begin(t *testing.T, p egress.Policy, credentials ...egress.Credential) (*rig, error) {
+	t.Helper()
+	server, err := New(1000, 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return attend(t, server, "i0000000000000000", p, credentials...)
+}
+
+// attend has a service serve one more sandbox.
+func attend(t *testing.T, server *Server, id berm.SandboxID, p egress.Policy, credentials ...egress.Credential) (*rig, error) {
 	t.Helper()
 	ownerConn, file := files(t)
 	service, err := net.FileConn(file)
@@ -59,17 +71,12 @@ func begin(t *testing.T, p egress.Policy, credentials ...egress.Credential) (*ri
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		server, err := New()
-		if err != nil {
-			t.Error(err)
-			return
-		}
 		server.Attend(service.(*net.UnixConn))
 	}()
 	network, door := files(t)
 	defer door.Close()
 	r := &rig{T: t, network: egress.NewWire(network)}
-	r.owner, r.gets, err = egress.Broker(t.Context(), ownerConn, "i0000000000000000", egress.Bindings{
+	r.owner, r.gets, err = egress.Broker(t.Context(), ownerConn, id, egress.Bindings{
 		Policy: p, Open: []string{"10.0.0.0/8"}, Credentials: credentials, Door: door, Trust: true,
 	}, func(e egress.Event) {
 		r.mu.Lock()
@@ -192,6 +199,25 @@ func TestServices(t *testing.T) {
 		if strings.Contains(value, secret) {
 			t.Errorf("%s has the secret", name)
 		}
+	}
+}
+
+// What may be pushed with GitHub's token is what its API is held to.
+func TestGitHubRules(t *testing.T) {
+	for _, c := range []egress.Credential{
+		{Name: "a", Service: "github", Repositories: []string{"acme/app"}},
+		{Name: "a", Service: "github", Push: []string{"refs/heads/agent/*"}},
+	} {
+		all, err := bindings(&c)
+		if err != nil || len(all) != 2 || all[0].Git == nil || all[1].Git == nil || all[0].Kind == credential.Git {
+			t.Errorf("%+v: %+v, %v", c, all, err)
+		}
+		if _, err := credential.Normal(all); err != nil {
+			t.Error(err)
+		}
+	}
+	if all, err := bindings(&egress.Credential{Name: "a", Service: "github"}); err != nil || all[0].Git != nil {
+		t.Errorf("%+v, %v", all, err)
 	}
 }
 

@@ -75,10 +75,21 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 		conn.Close()
 		return
 	}
-	f.proxy = inspect.NewProxy(inspect.Config{CA: x.ca, Judge: f, Dial: f.dial, Roots: x.route().Roots(), Credentials: attacher{x.credentials}, Log: f.log})
+	if !x.server.flows.Take(x) {
+		conn.Close()
+		e := f.event(time.Now(), inspect.ReasonLimit)
+		e.Detail = "too many flows at a time that are looked into"
+		_ = x.tell(e)
+		return
+	}
+	f.proxy = inspect.NewProxy(inspect.Config{
+		CA: x.ca, Judge: f, Dial: f.dial, Roots: x.route().Roots(), Credentials: attacher{x.credentials}, Log: f.log,
+		Begin: f.count,
+	})
 	x.mu.Lock()
 	if x.closed {
 		x.mu.Unlock()
+		x.server.flows.Give(x)
 		f.proxy.Close()
 		conn.Close()
 		return
@@ -101,6 +112,7 @@ func (f *flow) serve(conn net.Conn) {
 	defer x.ending.Done()
 	err := f.proxy.Serve(conn, inspect.Flow{Name: f.host.Name(), Port: f.port, Endpoint: f.inside})
 	f.proxy.Close()
+	x.server.flows.Give(x)
 	x.mu.Lock()
 	delete(x.live, f)
 	x.mu.Unlock()
@@ -153,6 +165,12 @@ func (f *flow) allowed() bool {
 		_, v = f.vet()
 	}
 	return v.Action == policy.Allow
+}
+
+// count counts a request that is under way.
+func (f *flow) count() (end func(), ok bool) {
+	x := f.sandbox
+	return func() { x.server.requests.Give(x) }, x.server.requests.Take(x)
 }
 
 // HTTP judges a request.

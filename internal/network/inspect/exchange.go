@@ -36,11 +36,28 @@ func (p *Proxy) handle(w http.ResponseWriter, r *http.Request) {
 	x := &exchange{ResponseWriter: w, proxy: p, client: c, in: r}
 	x.record = Record{Flow: c.site.flow, Start: time.Now(), Method: r.Method, Path: r.URL.Path}
 	defer x.end() // also when the handler is aborted
+	if p.Begin != nil {
+		end, ok := p.Begin()
+		if !ok {
+			x.crowd()
+			return
+		}
+		defer end()
+	}
 	if denial := x.judge(); denial != nil {
 		x.deny(denial)
 		return
 	}
 	x.pass()
+}
+
+// crowd refuses a request that is one too many. A client that does not take the answer keeps
+// neither the connection nor the head.
+func (x *exchange) crowd() {
+	control := http.NewResponseController(x.ResponseWriter)
+	control.SetWriteDeadline(time.Now().Add(refusalTimeout)) //nolint:errcheck // the server's connections can
+	clear(x.in.Header)
+	x.deny(&Denial{Reason: ReasonLimit, Message: "too many requests at a time that are looked into", Hint: "wait for others to end"})
 }
 
 func (x *exchange) end() {

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	headLimit  = 64 << 10 // bytes of a request's head, and of its trailer
+	headLimit  = 32 << 10 // bytes of a request's head, and of its trailer
 	fieldLimit = 100
 	chunkLine  = 18 // the length of a chunk in at most 16 hexadecimal digits, and CRLF
 )

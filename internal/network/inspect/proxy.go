@@ -21,7 +21,8 @@ const (
 	handshakeTimeout = 10 * time.Second
 	headTimeout      = 10 * time.Second
 	idleTimeout      = 2 * time.Minute
-	streamLimit      = 100 // requests at a time on one connection
+	streamLimit      = 32 // requests at a time on one connection
+	refusalTimeout   = 10 * time.Second
 )
 
 // Config is what a Proxy works with.
@@ -34,6 +35,9 @@ type Config struct {
 	Roots       *x509.CertPool // that upstreams are verified by; nil is the system's
 	Credentials Credentials    // may be nil
 	Log         func(Record)   // called once per request, by many goroutines; may be nil
+	// Begin bounds how many requests there are at a time. One for which it is not ok is refused;
+	// end is called when another is over. It may be nil.
+	Begin func() (end func(), ok bool)
 }
 
 // Proxy stands in the middle of the flows of one sandbox. Connections to upstreams are kept
@@ -65,9 +69,13 @@ func NewProxy(c Config) *Proxy {
 	protocols.SetHTTP2(true)
 	protocols.SetUnencryptedHTTP2(true) // Serve decides which connections may
 	p.server = &http.Server{
-		Handler:                      http.HandlerFunc(p.handle),
-		Protocols:                    &protocols,
-		HTTP2:                        &http.HTTP2Config{MaxConcurrentStreams: streamLimit},
+		Handler:   http.HandlerFunc(p.handle),
+		Protocols: &protocols,
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: streamLimit,
+			// What the upstream does not take; the client is on this machine.
+			MaxReceiveBufferPerConnection: 256 << 10, MaxReceiveBufferPerStream: 128 << 10,
+		},
 		MaxHeaderBytes:               headLimit,
 		ReadHeaderTimeout:            headTimeout,
 		IdleTimeout:                  idleTimeout,

@@ -83,6 +83,8 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 		// Larger buffers cost memory per connection and save system calls of large bodies.
 		WriteBufferSize: 16 << 10,
 		ReadBufferSize:  16 << 10,
+		// What the client does not take of a reply.
+		HTTP2: &http.HTTP2Config{MaxReceiveBufferPerStream: 512 << 10},
 	}
 	p.sites[key] = s
 	return s, nil

@@ -14,52 +14,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/quota"
 )
-
-// However many take what they get, who comes later gets its share.
-func TestBudget(t *testing.T) {
-	for _, hogs := range []int{1, 3, 10} {
-		b := budget{most: 1000, each: map[*sandbox]int{}}
-		late := &sandbox{}
-		b.join(late)
-		all := make([]*sandbox, hogs)
-		for i := range all {
-			all[i] = &sandbox{}
-			b.join(all[i])
-		}
-		taken := map[*sandbox]int{}
-		for range 2000 {
-			x := all[rand.IntN(hogs)]
-			if b.take(x) {
-				taken[x]++
-			}
-		}
-		got, share := 0, 1000/2/(hogs+1)
-		for b.take(late) {
-			got++
-		}
-		if got < share {
-			t.Errorf("beside %d: %d, want %d", hogs, got, share)
-		}
-		for x, n := range taken {
-			for range n {
-				b.give(x)
-			}
-			b.leave(x)
-		}
-		for range got {
-			b.give(late)
-		}
-		if b.used != 0 || len(b.each) != 1 || b.each[late] != 0 {
-			t.Errorf("%d are left, %v", b.used, b.each)
-		}
-	}
-}
 
 // A sandbox that opens all flows that it can leaves others theirs, and is told.
 func TestHog(t *testing.T) {
 	s := internet(t)
-	s.flows.most = 100
+	s.flows = quota.NewPool[*sandbox](100, 0)
 	hog, other := attach(t, s, echoRule), attach(t, s, echoRule)
 	open := func(o *owner, most int) (n int) {
 		for range most {
@@ -177,7 +138,7 @@ func TestFlood(t *testing.T) {
 		t.Skip("slow: BERM_TEST_ALL=1 runs it")
 	}
 	s := internet(t)
-	s.flows.most = Flows(Memory())
+	s.flows = quota.NewPool[*sandbox](Flows(quota.Memory()), 0)
 	good := attach(t, s, echoRule)
 	heap := func() uint64 {
 		debug.FreeOSMemory()
@@ -211,9 +172,7 @@ func TestFlood(t *testing.T) {
 		most = max(most, heap())
 		time.Sleep(20 * time.Millisecond)
 	}
-	s.flows.mu.Lock()
-	flows := s.flows.used
-	s.flows.mu.Unlock()
+	flows := s.flows.Used()
 	s.Pass()
 	end()
 	bad.conn.Close()

@@ -145,7 +145,7 @@ func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Pr
 	f.verdict, f.judge = v, x.policy
 	allowed := v.Action == policy.Allow && (!inspects(v) || x.ca != nil || x.broker != nil)
 	var limit *quota.Exceeded
-	if allowed && !x.server.flows.take(x) {
+	if allowed && !x.server.flows.Take(x) {
 		allowed, limit = false, &quota.Exceeded{Limit: "flows of all sandboxes together"}
 	}
 	if allowed {
@@ -154,7 +154,7 @@ func (x *sandbox) begin(ctx context.Context, inside *stack.Flow, proto policy.Pr
 			f.use, inside.Meter = use, f.meter
 			f.time()
 		} else {
-			x.server.flows.give(x)
+			x.server.flows.Give(x)
 		}
 	}
 	if allowed {
@@ -245,7 +245,7 @@ func (x *sandbox) end(f *flow) {
 	delete(x.live, f)
 	f.release()
 	x.mu.Unlock()
-	x.server.flows.give(x)
+	x.server.flows.Give(x)
 	x.record(f)
 }
 

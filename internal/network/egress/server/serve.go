@@ -33,7 +33,7 @@ import (
 type Server struct {
 	hosts *address.Hosts
 	up    *dns.Upstream
-	flows budget
+	flows *quota.Pool[*sandbox]
 
 	mu        sync.Mutex
 	sandboxes map[*sandbox]struct{} // that have their link
@@ -51,7 +51,7 @@ func New(c Config) (*Server, error) {
 	}
 	return &Server{
 		hosts: hosts, up: dns.NewUpstream(c.Resolvers), sandboxes: map[*sandbox]struct{}{},
-		flows: budget{most: c.Flows, each: map[*sandbox]int{}},
+		flows: quota.NewPool[*sandbox](c.Flows, 0),
 	}, nil
 }
 
@@ -200,7 +200,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
 	x.answers = ask.New(x.rejudgeAll)
 	x.responder = dns.NewResponder(x.names, dns.Zone{Allowed: x.resolves, Outside: x.asksOutside, Real: x.isReal, Told: x.told, Upstream: s.up}, x.admits)
-	s.flows.join(x)
+	s.flows.Join(x)
 	if warnings, err = x.set(o); err == nil {
 		if door != nil {
 			err = x.useBroker(door)
@@ -212,7 +212,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 		err = x.connect(link)
 	}
 	if err != nil {
-		s.flows.leave(x)
+		s.flows.Leave(x)
 		x.events.close()
 		return nil, nil, err
 	}
@@ -369,7 +369,7 @@ func (x *sandbox) close() {
 	if x.stack != nil { // it never got its link
 		x.stack.Close()
 	}
-	x.server.flows.leave(x)
+	x.server.flows.Leave(x)
 	if broker := x.door(); broker != nil {
 		broker.Close()
 	}
