@@ -103,6 +103,9 @@ func bindings(c *egress.Credential) ([]credential.Binding, error) {
 		if len(c.Repositories) == 0 {
 			git.Git.Repositories = []string{"*/*"}
 		}
+		if c.Service == "github" && len(c.Repositories)+len(c.Push) > 0 {
+			b.Git = git.Git // the token writes by the API what git pushes
+		}
 		return []credential.Binding{b, git}, nil
 	}
 	if len(c.Repositories) > 0 || len(c.Push) > 0 {

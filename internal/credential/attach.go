@@ -154,7 +154,7 @@ func (l *live) wanted(f Flow, out *http.Request) (*use, *Refusal) {
 			return nil, nil
 		}
 	}
-	if l.Git != nil {
+	if l.Kind == Git {
 		if use, refusal := l.Git.wanted(l, out); refusal != nil || !use {
 			return nil, refusal
 		}
@@ -165,10 +165,13 @@ func (l *live) wanted(f Flow, out *http.Request) (*use, *Refusal) {
 		if err != nil || !slices.ContainsFunc(sent, func(v string) bool { return strings.Contains(v, l.placeholder) }) {
 			return nil, nil
 		}
-		return &use{l, sent}, nil
-	}
-	if err != nil {
+	} else if err != nil {
 		return nil, refused(l, err)
+	}
+	if l.Git != nil && l.Kind != Git {
+		if use, refusal := l.Git.wantedByAPI(l, out); refusal != nil || !use {
+			return nil, refusal
+		}
 	}
 	return &use{l, sent}, nil
 }
@@ -190,7 +193,8 @@ func isCanonical(out *http.Request) bool {
 	}
 	segments := strings.Split(p, "/")[1:]
 	for i, segment := range segments {
-		if segment == "." || segment == ".." || segment == "" && i < len(segments)-1 {
+		// Some servers strip spaces, or dots at an end, before they look for dot segments.
+		if strings.Trim(segment, ". ") == "" && (segment != "" || i < len(segments)-1) {
 			return false
 		}
 	}
@@ -461,7 +465,7 @@ func (s *Set) Env(host func(id string) string) map[string]string {
 		if b.Env != "" {
 			env[b.Env] = b.placeholder
 		}
-		if b.Git != nil {
+		if b.Kind == Git {
 			for _, host := range b.Hosts {
 				if !strings.ContainsAny(host, "*!") {
 					git = append(git, host)

@@ -79,7 +79,8 @@ type Binding struct {
 	// without a key need one in mode Attach too.
 	Env   string `json:"env,omitempty"`
 	Shape string `json:"shape,omitempty"` // of the placeholder; see Shapes
-	Git   *Rules `json:"git,omitempty"`
+	// Git is of Git, and of the service github, whose API is then held to the same.
+	Git *Rules `json:"git,omitempty"`
 	// Revoked says that there is no secret any more: requests of the binding are refused.
 	Revoked bool `json:"revoked,omitempty"`
 	// Service names an API whose host, place for the key and variables are known; see Services.
@@ -134,7 +135,7 @@ func (b Binding) normal() (Binding, error) {
 		return b, invalid("it needs a secret")
 	case b.Value != "" && (b.Kind != Header || b.Mode != Attach):
 		return b, invalid("a value is for kind header in mode attach")
-	case (b.Git != nil) != (b.Kind == Git):
+	case b.Git == nil && b.Kind == Git, b.Git != nil && b.Kind != Git && b.Service != github:
 		return b, invalid("kind git and rules for git belong together")
 	case b.Kind == Git && b.Mode != Attach:
 		return b, invalid("git is never shown a placeholder: the mode is attach")
@@ -226,11 +227,11 @@ func (b Binding) checkName() error {
 	return nil
 }
 
-// isFraming says whether a field is about the connection or the body.
+// isFraming says whether a field is about the connection, the body or the message itself.
 func isFraming(name string) bool {
-	name = strings.ToLower(name)
+	name = fold(name)
 	switch name {
-	case "host", "connection", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade", "expect", "cookie":
+	case "host", "connection", "date", "keep-alive", "http2-settings", "te", "trailer", "transfer-encoding", "upgrade", "expect", "cookie":
 		return true
 	}
 	return strings.HasPrefix(name, "content-") || strings.HasPrefix(name, "proxy-") || strings.HasPrefix(name, "sec-")

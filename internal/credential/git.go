@@ -46,10 +46,7 @@ func (r *Rules) wanted(l *live, out *http.Request) (bool, *Refusal) {
 	if service == "" {
 		return false, nil
 	}
-	known := slices.ContainsFunc(r.Repositories, func(pattern string) bool {
-		ok, _ := path.Match(pattern, repository) // checked before
-		return ok
-	})
+	known := r.has(repository)
 	switch {
 	case service == "git-upload-pack":
 		return known, nil
@@ -61,6 +58,56 @@ func (r *Rules) wanted(l *live, out *http.Request) (bool, *Refusal) {
 		return true, nil
 	}
 	return true, r.push(l, out)
+}
+
+// has says whether the credential is for a repository.
+func (r *Rules) has(repository string) bool {
+	return slices.ContainsFunc(r.Repositories, func(pattern string) bool {
+		ok, _ := path.Match(pattern, repository) // checked before
+		return ok
+	})
+}
+
+// writes are what GitHub's API may write of a repository: what is talked about, not what is in it,
+// who may write it, or how it is built. A merge writes a branch.
+var writes = []string{
+	"/issues/**", "/labels/**", "/milestones/**", "/comments/**", "/commits/*/comments", "/statuses/*", "/check-runs/**",
+	"/pulls", "/pulls/*", "/pulls/*/comments/**", "/pulls/*/reviews/**", "/pulls/*/requested_reviewers", "/pulls/comments/**",
+}
+
+// wantedByAPI is wanted of a request to GitHub's REST API
+// (https://docs.github.com/en/rest). A read of something else goes on without the credential, as a
+// fetch does, if the client sends nothing in its place.
+func (r *Rules) wantedByAPI(l *live, out *http.Request) (bool, *Refusal) {
+	hint := "it is for the repositories " + strings.Join(r.Repositories, ", ") + " by GitHub's REST API, and GET /user and /rate_limit"
+	for name := range out.Header {
+		if strings.Contains(fold(name), "method") { // such as X-HTTP-Method-Override
+			return false, refuse(Protocol, l, "the field "+quote(name)+" could make it another method", "leave it out")
+		}
+	}
+	reads := out.Method == http.MethodGet || out.Method == http.MethodHead
+	var repository, rest string
+	if parts := strings.SplitN(out.URL.Path, "/", 5); len(parts) >= 4 && parts[1] == "repos" {
+		repository = parts[2] + "/" + parts[3]
+		if len(parts) == 5 {
+			rest = "/" + parts[4]
+		}
+	}
+	switch {
+	case r.has(repository) && reads, reads && (out.URL.Path == "/user" || out.URL.Path == "/rate_limit"):
+		return true, nil
+	case r.has(repository):
+		if !slices.ContainsFunc(writes, func(pattern string) bool { return matchOne(pattern, rest) }) {
+			return false, refuse(Ref, l, "the credential "+l.ID+" does not let "+quote(out.Method+" "+out.URL.Path)+" be done",
+				"by the API it writes issues, pull requests, comments and the status of commits; push with git")
+		}
+		return true, nil
+	case reads && len(out.Header["Authorization"]) == 0:
+		return false, nil
+	case out.URL.Path == "/graphql":
+		return false, refuse(Repository, l, "the credential "+l.ID+" is not for GraphQL, which names no repository that could be held to", hint)
+	}
+	return false, refuse(Repository, l, "the credential "+l.ID+" is not for "+quote(out.Method+" "+out.URL.Path), hint)
 }
 
 // gitRequest returns the repository and the service of a request, "" when it is none of

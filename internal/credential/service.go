@@ -24,12 +24,15 @@ type service struct {
 var services = map[string]service{
 	"anthropic": {host: "api.anthropic.com", kind: APIKey, name: "X-Api-Key", urls: []string{"ANTHROPIC_BASE_URL"}, env: "ANTHROPIC_API_KEY", form: "anthropic"},
 	"gemini":    {host: "generativelanguage.googleapis.com", kind: APIKey, name: "X-Goog-Api-Key", urls: []string{"GOOGLE_GEMINI_BASE_URL"}, env: "GEMINI_API_KEY", form: "google"},
-	"github":    {host: "api.github.com", kind: Bearer, urls: []string{"GITHUB_API_URL"}, env: "GITHUB_TOKEN", form: "github"},
+	github:      {host: "api.github.com", kind: Bearer, urls: []string{"GITHUB_API_URL"}, env: "GITHUB_TOKEN", form: "github"},
 	"goproxy":   {host: "proxy.golang.org", kind: Basic, urls: []string{"GOPROXY"}},
 	"npm":       {host: "registry.npmjs.org", kind: Bearer, base: "/", urls: []string{"npm_config_registry"}},
 	"openai":    {host: "api.openai.com", kind: Bearer, base: "/v1", urls: []string{"OPENAI_BASE_URL"}, env: "OPENAI_API_KEY", form: "openai"},
 	"pypi":      {host: "pypi.org", kind: Basic, base: "/simple", urls: []string{"PIP_INDEX_URL"}, more: map[string]string{"PIP_TRUSTED_HOST": "{}"}},
 }
+
+// github is the service whose API can write what git pushes.
+const github = "github"
 
 // Services lists the names that Binding.Service may have.
 func Services() []string { return slices.Sorted(maps.Keys(services)) }

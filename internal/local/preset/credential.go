@@ -65,6 +65,13 @@ func (c Credential) String() string {
 	if c.Endpoint && c.URL == "" {
 		text += ", with a base URL"
 	}
+	if c.Service == "github" {
+		if len(c.Repositories)+len(c.Push) > 0 {
+			text += "; by the API it reads these repositories, and writes their issues, pull requests without merging them, comments and status alone; no GraphQL"
+		} else {
+			text += "; by the API it does whatever the token may"
+		}
+	}
 	return text + ")"
 }
 

@@ -108,4 +108,13 @@ func TestCredentialString(t *testing.T) {
 	if got, want := c.String(), "a (env:A, for h.example, in the header X-Key, placeholder in E, base URL in E_URL, where its placeholder is sent)"; got != want {
 		t.Error(got)
 	}
+	for text, want := range map[string]string{
+		"github=env:A": "by the API it does whatever the token may)",
+		"github=env:A,repo=acme/app,push=refs/heads/agent/*": "repositories acme/app, which may write refs/heads/agent/*; by the API it reads these repositories, and writes their issues, pull requests without merging them, comments and status alone; no GraphQL)",
+	} {
+		c, err := ParseCredential(text)
+		if err != nil || !strings.HasSuffix(c.String(), want) {
+			t.Errorf("%s: %s, %v", text, c, err)
+		}
+	}
 }
