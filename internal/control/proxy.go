@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
@@ -45,10 +46,13 @@ func (m *Manager) checkProxy(p *EgressProxy) error {
 		return berm.Errorf(berm.Invalid, "network.egressProxy: "+format, args...)
 	}
 	host, port, err := net.SplitHostPort(p.Address)
+	_, plain, literal := address.Literal(host)
 	n, portErr := strconv.ParseUint(port, 10, 16)
 	switch {
 	case err != nil || portErr != nil || n == 0 || host == "" || strings.ContainsAny(p.Address, "/@%?# \t\r\n\x00"):
 		return invalid(`the address must be of the form "host:port"`)
+	case literal && !plain:
+		return invalid("%q is an address in disguise: write it as 192.0.2.1", host)
 	case len(p.Username) > maxProxyWord:
 		return invalid("the username is longer than %d bytes", maxProxyWord)
 	case len(p.Password) > maxProxyWord:

@@ -146,6 +146,8 @@ func TestGate(t *testing.T) {
 		{name: "an encoded slash", request: func(r *http.Request) { r.URL, _ = url.Parse("https://api.test/v1/..%2fadmin") }, want: Slot},
 		{name: "a double slash", request: func(r *http.Request) { r.URL.Path = "/v1//x" }, want: Slot},
 		{name: "a path parameter", request: func(r *http.Request) { r.URL.Path = "/v1/..;/x" }, want: Slot},
+		{name: "dots and a space", request: func(r *http.Request) { r.URL.Path = "/v1/.. /admin" }, want: Slot},
+		{name: "three dots", request: func(r *http.Request) { r.URL.Path = "/v1/.../admin" }, want: Slot},
 		{name: "twice encoded", request: func(r *http.Request) { r.URL, _ = url.Parse("https://api.test/v1/%252e%252e/x") }, want: Slot},
 		{name: "no TLS", request: func(r *http.Request) { r.URL.Scheme = "http" }, want: Insecure},
 		{name: "another SNI", flow: func(f *Flow) { f.SNI = "other.test" }, want: Insecure},
@@ -926,6 +928,13 @@ func TestE2B(t *testing.T) {
 	}
 	if _, err := E2B(map[string]map[string]string{"api.ex.test": {"User-Agent": "${e2b.secrets.a}"}}); berm.KindOf(err) != berm.Invalid {
 		t.Error(err)
+	}
+	for _, name := range []string{"Date", "Host", "content-length", "Content_Length", "Connection", "Transfer-Encoding", "Upgrade", "Trailer", "TE", "Expect", "Keep-Alive", "Proxy-Connection", "HTTP2-Settings"} {
+		for _, value := range []string{"${e2b.secrets.a}", "mine"} {
+			if _, err := E2B(map[string]map[string]string{"api.ex.test": {name: value}}); berm.KindOf(err) != berm.Invalid {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 	}
 	if _, err := E2B(map[string]map[string]string{"api.ex.test": {"User-Agent": "mine"}}); err != nil {
 		t.Error(err)

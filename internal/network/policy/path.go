@@ -3,6 +3,7 @@ package policy
 import (
 	"slices"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/berm-sandbox/berm"
@@ -56,6 +57,11 @@ func parsePath(raw string) (path, error) {
 				}
 			}
 		}
+		for part := range strings.SplitSeq(segment, "/") {
+			if almostDots(part) {
+				return path{}, wrong("has a segment of dots and spaces")
+			}
+		}
 		name, _, hasParameters := strings.Cut(segment, ";")
 		parameters = parameters || hasParameters
 		switch {
@@ -88,6 +94,14 @@ func parsePath(raw string) (path, error) {
 		}
 	}
 	return p, nil
+}
+
+// almostDots says whether a decoded segment is nothing but dots and spaces, and no dot segment:
+// some servers take it for one, since they strip spaces, or dots at an end.
+func almostDots(segment string) bool {
+	name, _, _ := strings.Cut(segment, ";")
+	rest := strings.TrimFunc(name, func(r rune) bool { return r == '.' || unicode.IsSpace(r) })
+	return rest == "" && name != "" && name != "." && name != ".."
 }
 
 // decodeSegment returns a segment in canonical encoding (RFC 3986 6.2.2) and decoded
@@ -195,7 +209,7 @@ func ParseGlob(s string) (Glob, error) {
 	for i, segment := range segments {
 		last := i == len(segments)-1
 		switch {
-		case segment == "" && !last, segment == ".", segment == "..":
+		case segment == "" && !last, segment == ".", segment == "..", almostDots(segment):
 			return Glob{}, wrong("empty and dot segments never occur in what it is compared with")
 		case strings.Contains(segment, "**") && (segment != "**" || !last):
 			return Glob{}, wrong("two stars can only be the whole last segment")

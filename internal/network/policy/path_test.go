@@ -13,7 +13,7 @@ import (
 
 func TestParsePath(t *testing.T) {
 	for in, want := range map[string]string{
-		"/": "/", "/a": "/a", "/a/": "/a/", "/a/b.c~_-": "/a/b.c~_-",
+		"/": "/", "/a": "/a", "/a/": "/a/", "/a/b.c~_-": "/a/b.c~_-", "/...a/b..%20": "/...a/b..%20",
 		"/v1/../admin": "/admin", "/v1/%2e%2e/admin": "/admin", "/v1/./x": "/v1/x", "/..": "/", "/../../a": "/a", "/a/.": "/a/", "/a/..": "/", "/a/b/..": "/a/",
 		"/%41%62": "/Ab", "/a%2fb": "/a%2Fb", "/a%3fb": "/a%3Fb", "/a%20b": "/a%20b", "/100%25": "/100%25", "/ü": "/%C3%BC", "/a;v=1/b": "/a;v=1/b", "/a,b=c&d": "/a,b=c&d",
 		"/a%3B": "/a%3B", "/\"<>": "/%22%3C%3E", "/@types%2fnode": "/@types%2Fnode",
@@ -26,7 +26,8 @@ func TestParsePath(t *testing.T) {
 	for _, in := range []string{
 		"", "a", "*", "http://a/b", "//admin", "/a//b", "/a//", "/v1//../admin", "/v1/;/../admin", "/v1/..;/admin", "/v1/.;x/a", "/v1/%2e%2e;/a",
 		`/v1\..\admin`, "/v1/%5c..", "/v1/..%2fadmin", "/v1%2f..%2fadmin", "/a%2f", "/%2fa", "/a%2f%2fb", "/a%2f.;x", "/v1/%252e%252e/admin", "/v1/.%00/admin",
-		"/a\x00", "/a\n", "/a b", "/a?b", "/a#b", "/%", "/%4", "/%zz", "/%0a", "/%c0%ae%c0%ae/", "/a/．．/b", "/a/.%E2%80%A4/b", "/‥/b", "/a/..%ef%bc%8fb", "/a⁄b", "/..＼b", "/\xff", "/%ff", "/" + strings.Repeat("a", maxTarget),
+		"/a\x00", "/a\n", "/a b", "/a?b", "/a#b", "/%", "/%4", "/%zz", "/%0a", "/%c0%ae%c0%ae/", "/a/．．/b", "/a/.%E2%80%A4/b", "/‥/b", "/a/..%ef%bc%8fb", "/a⁄b", "/..＼b",
+		"/ok/..%20/admin", "/ok/%20../admin", "/ok/.../", "/ok/...", "/ok/%20/a", "/ok/.%20;x/a", "/ok/a%2f..%20", "/ok/..%C2%A0/a", "/\xff", "/%ff", "/" + strings.Repeat("a", maxTarget),
 	} {
 		if p, err := parsePath(in); berm.KindOf(err) != berm.Invalid || err == nil {
 			t.Errorf("%q is %q, %v", in, p.text, err)
@@ -57,7 +58,7 @@ func TestGlob(t *testing.T) {
 			t.Errorf("%s and %s: %v (%v)", c.glob, c.path, got, err)
 		}
 	}
-	for _, in := range []string{"", "a", "/a//b", "/../a", "/./a", "/**/a", "/a**", "/%41", "/a?b", "/a#", `/a\b`, "/a\x00", "/\xff"} {
+	for _, in := range []string{"", "a", "/a//b", "/../a", "/./a", "/.../a", "/.. /a", "/**/a", "/a**", "/%41", "/a?b", "/a#", `/a\b`, "/a\x00", "/\xff"} {
 		if _, err := ParseGlob(in); err == nil {
 			t.Errorf("%q is a pattern", in)
 		}
