@@ -58,7 +58,7 @@ func TestNetworkLimits(t *testing.T) {
 			"requests": {
 				"rules: [{id: web, to: [www.example], http: {}, limits: {requests: 2}}]",
 				"curl -s -m 10 -w '%{http_code}\\n' -o /dev/null http://www.example/ -o /dev/null http://www.example/ -o /dev/null http://www.example/",
-				"200\n200\n429\n", "denied: www.example:80 (limit): GET / at www.example:80 is not allowed: 2 requests a second",
+				"200\n200\n429\n", "denied: www.example:80 (limit): www.example:80: the limit of rule web is used up (2 requests a second)",
 			},
 			"queries": {
 				"limits: {queries: 1}\nrules: [{id: web, to: [www.example]}]",
