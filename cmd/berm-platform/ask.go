@@ -32,7 +32,9 @@ a minute is denied; so is what was asked before anybody came and is too old.
 
 With --json questions are printed as one JSON object a line, and answers are read in the same
 way: the "question" of the object with "allow" (true or false) and "for": once, sandbox, or
-until with a time in "until".`,
+until with a time in "until":
+
+  {"question": {…as it was printed…}, "allow": true, "for": "until", "until": "2027-01-01T00:00:00Z"}`,
 		Example: `  berm run --policy policy.yaml -- claude    # in one terminal
   berm net ask                               # in another`,
 		Args: cli.UsageArgs(cobra.NoArgs),
@@ -106,8 +108,8 @@ func (v *visitor) exchange(ctx context.Context, out io.Writer, in io.Reader) err
 		lines := bufio.NewScanner(in)
 		for lines.Scan() {
 			var a answer
-			if err := json.Unmarshal(lines.Bytes(), &a.reply); err != nil {
-				a.err = berm.Errorf(berm.Invalid, "an answer: %w", err)
+			if json.Unmarshal(lines.Bytes(), &a.reply) != nil {
+				a.err = berm.Errorf(berm.Invalid, "a line is no answer").WithHint(`an answer is one line of JSON: %s`, answerForm)
 			}
 			select {
 			case answers <- a:
@@ -152,6 +154,9 @@ func (v *visitor) exchange(ctx context.Context, out io.Writer, in io.Reader) err
 	}
 }
 
+// answerForm is what a program answers.
+const answerForm = `{"question": {…as it was printed…}, "allow": true, "for": "once"}`
+
 // choices are the answers on a terminal.
 var choices = []struct {
 	key, text string
@@ -188,8 +193,18 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
 	var shown time.Time
-	show := func() {
-		if len(waiting) > 0 {
+	var asked egress.Question // the one that is shown, whose prompt the cursor is at while prompt is set
+	var of *egress.Wire
+	prompt, told := false, 0
+	// next shows the first that waits, unless it is there.
+	next := func() {
+		if len(waiting) == 0 {
+			of, prompt = nil, false
+			return
+		}
+		if of != waiting[0].door || asked != waiting[0].Question {
+			asked, of = waiting[0].Question, waiting[0].door
+			prompt, told = true, left(waiting[0].Message)
 			printQuestion(out, style, waiting[0].Message)
 			// What was typed before the question was there is no answer to it.
 			_ = unix.IoctlSetInt(int(in.Fd()), unix.TCFLSH, unix.TCIFLUSH)
@@ -204,22 +219,27 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-tick.C:
+			if prompt && left(waiting[0].Message) != told {
+				told = left(waiting[0].Message)
+				_, _ = fmt.Fprintf(out, "\x1b7\r%2d\x1b8", told) // what is being typed stays
+			}
 		case name := <-v.gone:
 			door := v.doors[name]
 			delete(v.doors, name)
-			waiting = v.without(out, waiting, func(w visit) bool { return w.door == door }, "the run has ended", show)
+			waiting = without(out, waiting, func(w visit) bool { return w.door == door }, "the run has ended")
+			next()
 		case m := <-v.messages:
 			if m.Closed == "" {
-				if waiting = append(waiting, m); len(waiting) == 1 {
-					show()
-				}
+				waiting = append(waiting, m)
+				next()
 				continue
 			}
 			text := "answered elsewhere"
 			if m.Closed == asking.ClosedLate {
 				text = "nobody answered in time: denied"
 			}
-			waiting = v.without(out, waiting, func(w visit) bool { return w.door == m.door && w.Question == m.Question }, text, show)
+			waiting = without(out, waiting, func(w visit) bool { return w.door == m.door && w.Question == m.Question }, text)
+			next()
 		case line, ok := <-lines:
 			if !ok {
 				return nil
@@ -241,17 +261,20 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 				}
 			}
 			if !answered {
+				prompt = false
 				_, _ = fmt.Fprint(out, "One of the letters: ")
 				continue
 			}
-			show()
+			next()
 		}
 	}
 }
 
-// without takes questions away that need no answer any more, and shows the next if the one
-// that was shown is among them.
-func (v *visitor) without(out io.Writer, waiting []visit, gone func(visit) bool, why string, show func()) []visit {
+// left is how many seconds there are to answer.
+func left(m asking.Message) int { return max(0, int(time.Until(m.Deadline).Seconds())) }
+
+// without takes questions away that need no answer any more.
+func without(out io.Writer, waiting []visit, gone func(visit) bool, why string) []visit {
 	var left []visit
 	for _, w := range waiting {
 		if !gone(w) {
@@ -260,7 +283,6 @@ func (v *visitor) without(out io.Writer, waiting []visit, gone func(visit) bool,
 	}
 	if len(waiting) > 0 && gone(waiting[0]) {
 		_, _ = fmt.Fprintf(out, "\n%s\n", why)
-		defer show()
 	}
 	return left
 }
@@ -282,7 +304,7 @@ func printQuestion(out io.Writer, style terminal.Style, m asking.Message) {
 	for _, c := range choices {
 		_, _ = fmt.Fprintf(out, "  %s  %s\n", style.Bold(c.key), c.text)
 	}
-	_, _ = fmt.Fprintf(out, "%d s, then no: ", max(0, int(time.Until(m.Deadline).Seconds())))
+	_, _ = fmt.Fprintf(out, "%2d s, then no: ", left(m))
 }
 
 func noteOf(reason string) string {

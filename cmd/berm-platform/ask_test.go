@@ -62,6 +62,10 @@ func TestNetAsk(t *testing.T) {
 	third.Name, third.Duration = "third.example.com", 0.3
 	door.Ask(third)
 	sc.waitForNth("nobody answered in time", 1)
+	time.Sleep(50 * time.Millisecond)
+	if n := strings.Count(sc.String(), "third.example.com"); n != 1 {
+		t.Errorf("the question that is over was asked %d times", n)
+	}
 	sc.key("y\n")
 	quiet()
 	third.Name, third.Duration = "fourth.example.com", 60

@@ -252,7 +252,7 @@ func (st *state) slot(u use) *Refusal {
 			value = strings.ReplaceAll(u.sent[i], u.placeholder, "")
 		}
 		if n := st.requests.first(value); n != nil {
-			return n.refusal()
+			return st.refuse(n, place(u.method))
 		}
 	}
 	if u.Mode == Swap && own != 1 {
@@ -261,27 +261,42 @@ func (st *state) slot(u use) *Refusal {
 	return nil
 }
 
-// refusal says what was found where it does not belong.
-func (n *needle) refusal() *Refusal {
+// refuse says what was found where it does not belong, and where a placeholder does.
+func (st *state) refuse(n *needle, where string) *Refusal {
 	b := &live{Binding: Binding{ID: n.binding}}
 	if n.class == secret {
-		return refuse(Leak, b, "the request holds a secret that should not be in the sandbox", "")
+		return refuse(Leak, b, "the request holds, in "+where+", a secret that should not be in the sandbox", "")
 	}
-	return refuse(Misuse, b, "the placeholder of "+n.binding+" is where it does not belong",
-		"it stands for a key towards certain hosts alone, in the place for that key")
+	hint := "it stands for a key towards certain hosts alone, in the place for that key"
+	if i := slices.IndexFunc(st.bindings, func(l *live) bool { return l.ID == n.binding }); i >= 0 {
+		l := st.bindings[i]
+		hint = "send it in " + place(l.method) + " to " + strings.Join(l.Hosts[:min(len(l.Hosts), 3)], ", ") + " alone"
+	}
+	return refuse(Misuse, b, "the placeholder of "+n.binding+" is in "+where+", where it does not belong", hint)
+}
+
+// place is what a method fills, for people.
+func place(m Method) string {
+	what, name, _ := strings.Cut(m.Slot(), " ")
+	switch what {
+	case "field":
+		what = "header"
+	case "query":
+		what = "query parameter"
+	case "body":
+		what = "the body"
+	}
+	return strings.TrimSpace(what + " " + name)
 }
 
 // scan looks for placeholders and secrets in all of a request but its body.
 func (st *state) scan(f Flow, out *http.Request) *Refusal {
-	look := func(text string) *Refusal {
-		if n := st.requests.first(text); n != nil {
-			return n.refusal()
-		}
-		return nil
-	}
-	for _, text := range []string{f.Name, out.Method, out.Host, out.URL.Host, out.URL.Opaque, out.URL.EscapedPath(), out.URL.RawQuery} {
-		if refusal := look(text); refusal != nil {
-			return refusal
+	for _, part := range []struct{ text, where string }{
+		{f.Name, "the host"}, {out.Method, "the method"}, {out.Host, "the host"}, {out.URL.Host, "the host"}, {out.URL.Opaque, "the URL"},
+		{out.URL.EscapedPath(), "the path"}, {out.URL.RawQuery, "the query"},
+	} {
+		if n := st.requests.first(part.text); n != nil {
+			return st.refuse(n, part.where)
 		}
 	}
 	return st.scanFields(out.Header)
@@ -290,11 +305,11 @@ func (st *state) scan(f Flow, out *http.Request) *Refusal {
 func (st *state) scanFields(h http.Header) *Refusal {
 	for name, values := range h {
 		if n := st.requestNames.first(name); n != nil {
-			return n.refusal()
+			return st.refuse(n, "the name of a header")
 		}
 		for _, value := range values {
 			if n := st.requests.first(value); n != nil {
-				return n.refusal()
+				return st.refuse(n, "header "+name[:min(len(name), 100)])
 			}
 		}
 	}
@@ -431,8 +446,10 @@ func (g *guarded) Read(p []byte) (int, error) {
 	}
 	n, err := g.body.Read(p)
 	g.err = err
-	refusal := g.stream.refusal(p[:n])
-	if refusal == nil && err == io.EOF {
+	var refusal *Refusal
+	if found := g.stream.whole(p[:n]); found != nil {
+		refusal = g.state.refuse(found, "the body")
+	} else if err == io.EOF {
 		refusal = g.state.scanFields(g.out.Trailer)
 	}
 	if refusal != nil {
@@ -443,11 +460,11 @@ func (g *guarded) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// refusal says what the next bytes complete.
-func (s *stream) refusal(b []byte) (refusal *Refusal) {
-	s.hit = func(n *node, _, _ int64) bool { refusal = s.needles[n.found-1].refusal(); return false }
+// whole says what the next bytes complete.
+func (s *stream) whole(b []byte) (found *needle) {
+	s.hit = func(n *node, _, _ int64) bool { found = &s.needles[n.found-1]; return false }
 	s.run(b)
-	return refusal
+	return found
 }
 
 func (g *guarded) Close() error { return g.body.Close() }

@@ -533,6 +533,30 @@ func TestAmbiguous(t *testing.T) {
 	}
 }
 
+// Who put a placeholder into the wrong place is told which that was and which is right, never
+// what is there.
+func TestMisuseNamesThePlaces(t *testing.T) {
+	r := newRig()
+	b := swap(bearer)
+	s := r.open(t, b)
+	p := s.Env(host)["API_TOKEN"]
+	for where, put := range map[string]func(*http.Request){
+		"header X-Other":       func(out *http.Request) { out.Header.Set("X-Other", p) },
+		"the query":            func(out *http.Request) { out.URL.RawQuery = "a=" + p },
+		"the path":             func(out *http.Request) { out.URL.Path = "/v1/" + p },
+		"the name of a header": func(out *http.Request) { out.Header[p] = []string{"x"} },
+	} {
+		out := request(t, "GET", "https://api.test/v1/x", "")
+		put(out)
+		_, err := s.Attach(apiFlow, out)
+		var refusal *Refusal
+		if !errors.As(err, &refusal) || !strings.Contains(refusal.Message, " is in "+where+", where it does not belong") ||
+			refusal.Hint != "send it in header authorization to api.test alone" || strings.Contains(refusal.Message+refusal.Hint, p) {
+			t.Errorf("%s: %+v", where, refusal)
+		}
+	}
+}
+
 // The placeholder of one binding in the place of another is no value to be replaced.
 func TestPlaceholderOfAnotherBinding(t *testing.T) {
 	r := newRig()
