@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -156,7 +157,7 @@ func printFlow(w io.Writer, style terminal.Style, e client.FlowEvent) error {
 	if e.Method != "" {
 		to = e.Method + " " + to + e.Path
 	}
-	line := style.Dim(e.Time.Local().Format("2006-01-02 15:04:05.000")) + " " + action + " " + fmt.Sprintf("%-5s", terminal.Escape(what)) + terminal.Escape(to)
+	line := style.Dim(e.Time.Local().Format("2006-01-02 15:04:05.000")) + " " + action + " " + fmt.Sprintf("%-5s ", terminal.Escape(what)) + terminal.Escape(to)
 	add := func(name, value string) {
 		if value != "" {
 			line += " " + style.Dim(name+"="+terminal.Escape(value))
@@ -165,21 +166,24 @@ func printFlow(w io.Writer, style terminal.Style, e client.FlowEvent) error {
 	if e.Status != 0 {
 		add("status", strconv.Itoa(e.Status))
 	}
+	add("credential", e.Credential)
 	add("reason", e.Reason)
 	add("rule", e.Rule)
 	if e.Action == "allow" {
 		if e.Name != "" {
 			add("address", e.Address)
 		}
-		add("up", cli.Size(e.Up))
-		add("down", cli.Size(e.Down))
+		if !strings.HasPrefix(e.Kind, "credential.") {
+			add("up", cli.Size(e.Up))
+			add("down", cli.Size(e.Down))
+		}
 		add("took", time.Duration(e.Seconds*float64(time.Second)).Round(time.Millisecond).String())
 	}
 	if e.Count > 1 {
 		add("times", strconv.Itoa(e.Count))
 	}
 	if e.Detail != "" {
-		line += " " + terminal.Escape(e.Detail)
+		line += " " + terminal.Escape(strings.Join(strings.Fields(e.Detail), " ")) // it may have lines
 	}
 	_, err := fmt.Fprintln(w, line)
 	return err

@@ -92,6 +92,8 @@ type FlowEvent struct {
 	Seconds  float64   `json:"seconds,omitempty"`
 	Count    int       `json:"count,omitempty"`
 	Revision string    `json:"revision,omitempty"`
+	// Credential is the name of the one that it is about.
+	Credential string `json:"credential,omitempty"`
 }
 
 // NetworkLog returns what a sandbox did on networks after the event of that number, oldest

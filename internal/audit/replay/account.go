@@ -259,7 +259,7 @@ func (a *account) network() {
 				why += ", rule " + f.Rule
 			}
 			if f.Detail != "" {
-				why += ": " + f.Detail
+				why += ": " + strings.Join(strings.Fields(f.Detail), " ") // it may have lines
 			}
 			c.why[why] += times
 		} else {
@@ -315,7 +315,11 @@ func (a *account) credentials() {
 	for _, e := range a.Events {
 		if f, ok := e.Data.(*egress.Event); ok && Lane(e.Type) == Credentials {
 			what := strings.TrimPrefix(string(e.Type), "credential.")
-			uses[fmt.Sprintf("%-7s %s for %s", what, cmp.Or(f.Credential, "(none)"), Destination(f))] += max(f.Count, 1)
+			use := fmt.Sprintf("%-7s %s", what, cmp.Or(f.Credential, "(none)"))
+			if to := Destination(f); to != "" {
+				use += " for " + to
+			}
+			uses[use] += max(f.Count, 1)
 		}
 	}
 	if len(uses) == 0 {

@@ -345,3 +345,18 @@ func (l lines) Records(uint64) iter.Seq2[trail.Line, error] {
 }
 
 func (l lines) Blob(string) (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(l)), nil }
+
+// A line says each thing once, and leaves out what there is not.
+func TestReached(t *testing.T) {
+	for want, e := range map[string]egress.Event{
+		"use GET api.test:443 with credential api": {Kind: "credential.use", Action: "allow", Method: "GET", Name: "api.test", Port: 443, Credential: "api"},
+		"deny leak with credential billing":        {Kind: "credential.leak", Action: "deny", Credential: "billing"},
+		"deny POST api.test:443":                   {Kind: "credential.deny", Action: "deny", Method: "POST", Name: "api.test", Port: 443},
+		"deny tcp a.test:22 (reason not_listed; this would allow it: - {to: [a.test]})": {Kind: "flow", Protocol: "tcp", Action: "deny", Name: "a.test", Port: 22,
+			Reason: "not_listed", Detail: "this would allow it:\n  - {to: [a.test]}"},
+	} {
+		if got := Reached(&e); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}

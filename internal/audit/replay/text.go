@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -173,7 +174,11 @@ func Reached(e *egress.Event) string {
 	if e.Method != "" {
 		to = e.Method + " " + to + e.Path
 	}
-	text := Verdict(e) + " " + what + " " + to
+	text := Verdict(e)
+	if what == text || text == "allow" && strings.HasPrefix(e.Kind, "credential.") {
+		text = "" // of credentials what happened says it
+	}
+	text = strings.Join(slices.DeleteFunc([]string{text, what, to}, func(s string) bool { return s == "" }), " ")
 	if e.Credential != "" {
 		text += " with credential " + e.Credential
 	}
@@ -195,7 +200,7 @@ func Reached(e *egress.Event) string {
 		add("%d times", e.Count)
 	}
 	if e.Detail != "" {
-		add("%s", e.Detail)
+		add("%s", strings.Join(strings.Fields(e.Detail), " ")) // it may have lines
 	}
 	if len(parts) > 0 {
 		text += " (" + strings.Join(parts, "; ") + ")"
@@ -230,7 +235,14 @@ func (e *Event) plain(data map[string]any) string {
 		if argv := texts(data["argv"]); argv != nil { // of berm run
 			return fmt.Sprintf("%s in %s, by %s", Argv(argv), str("workspace"), who(e.Actor))
 		}
-		return fmt.Sprintf("created from %s at level %s by %s", str("template"), str("level"), who(e.Actor))
+		text := "created"
+		if template := str("template"); template != "" {
+			text += " from " + template
+		}
+		if level := str("level"); level != "" {
+			text += " at level " + level
+		}
+		return text + " by " + who(e.Actor)
 	case audit.SandboxStart:
 		return "started after " + str("ms") + " ms"
 	case audit.SandboxPause:
@@ -241,6 +253,10 @@ func (e *Event) plain(data map[string]any) string {
 		return "deadline " + str("deadline") + " set by " + who(e.Actor)
 	case audit.SandboxExit:
 		return "ended, by " + who(e.Actor)
+	case audit.ServerStart:
+		return "the server was started"
+	case audit.ServerStop:
+		return "the server was stopped"
 	case audit.AgentLost:
 		return "the guest agent ended and was started again"
 	case audit.LimitHit:
