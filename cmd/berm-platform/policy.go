@@ -121,11 +121,11 @@ func newPolicyCheckCommand() *cobra.Command {
 	var source policySource
 	var method string
 	cmd := serverCommand(&cobra.Command{
-		Use:   "check [flags] [SANDBOX] URL|HOST[:PORT]",
+		Use:   "check [flags] [SANDBOX|FILE] URL|HOST[:PORT]",
 		Short: "Say whether a policy allows a destination or request, and why",
 		Long: `Say whether a policy allows a destination or request, by which rule, and what would
-allow it. The policy is that of a sandbox, or what --policy and --allow would let a command of
-berm run reach. Names are not resolved: one whose addresses may not be reached is denied when
+allow it. The policy is that of a sandbox or a file, or what --policy and --allow would let a
+command of berm run reach. Names are not resolved: one whose addresses may not be reached is denied when
 it is connected to. A port without more is TCP; HOST:PORT/udp is UDP. Private addresses count
 as opened where the sandbox's server has, or --open says so.
 
@@ -143,6 +143,12 @@ The exit code is 0 when it is allowed, 3 when it is denied, 4 when the rule asks
 		q, err := policy.ParseQuestion(args[len(args)-1], method, time.Now())
 		if err != nil {
 			return cli.UsageError{Err: err}
+		}
+		// As explain takes it: what is no id of a sandbox is a file.
+		if len(args) == 2 && !source.given() {
+			if _, err := berm.ParseSandboxID(args[0]); err != nil {
+				source.file, args = args[0], args[1:]
+			}
 		}
 		var a policy.Answer
 		switch {
