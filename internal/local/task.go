@@ -539,8 +539,11 @@ func impatient(env []string) []string {
 // LoadConfig reads the configuration file of whoever has this environment.
 func LoadConfig(environ []string) (*preset.Config, error) {
 	dir, err := configDir(environ)
-	if err != nil || dir == "" {
+	if err != nil {
 		return nil, err
+	}
+	if dir == "" {
+		return &preset.Config{}, nil
 	}
 	return preset.LoadConfig(filepath.Join(dir, "config.yaml"))
 }
