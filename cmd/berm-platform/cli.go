@@ -127,12 +127,12 @@ func stateCommand(cmd *cobra.Command, do func(context.Context, *client.Client, b
 	return cmd
 }
 
-// sleep waits, and says false when the user ends the command first.
-func sleep(ctx context.Context, d time.Duration) bool {
+// poll waits until it is time to ask again, and says false when the user ends the command first.
+func poll(ctx context.Context) bool {
 	select {
 	case <-ctx.Done():
 		return false
-	case <-time.After(d):
+	case <-time.After(pollInterval):
 		return true
 	}
 }

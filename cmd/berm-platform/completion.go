@@ -26,12 +26,12 @@ func completeSandboxes(states ...berm.State) cobra.CompletionFunc {
 }
 
 // completeFirstSandbox completes one id; what follows it belongs to the sandbox.
-func completeFirstSandbox(states ...berm.State) cobra.CompletionFunc {
+func completeFirstSandbox() cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) > 0 {
 			return nil, cobra.ShellCompDirectiveNoFileComp
 		}
-		return sandboxCompletions(cmd, states, nil, ""), cobra.ShellCompDirectiveNoFileComp
+		return sandboxCompletions(cmd, nil, nil, ""), cobra.ShellCompDirectiveNoFileComp
 	}
 }
 

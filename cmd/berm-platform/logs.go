@@ -84,7 +84,7 @@ of a sandbox is escaped, so that it cannot act on the terminal.`,
 			if !follow || ended {
 				return nil
 			}
-			if !sleep(ctx, pollInterval) {
+			if !poll(ctx) {
 				return nil
 			}
 		}

@@ -71,7 +71,7 @@ func newMetricsCommand() *cobra.Command {
 				}
 				return nil
 			}
-			if !sleep(ctx, pollInterval) {
+			if !poll(ctx) {
 				return nil
 			}
 		}

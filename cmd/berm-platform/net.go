@@ -129,7 +129,7 @@ sandbox ends. The server's audit log has all of them, for good.`,
 					return err
 				}
 			}
-			if !follow || !sleep(ctx, pollInterval) {
+			if !follow || !poll(ctx) {
 				return nil
 			}
 		}

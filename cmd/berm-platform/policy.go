@@ -376,11 +376,12 @@ should not get.`,
 				"denials": draft.Learned, "changed": draft.Changed, "left": draft.Left, "policy": draft.Policy,
 			})
 		}
-		if len(draft.Changed) == 0 && draft.Learned > 0 {
+		switch {
+		case len(draft.Changed) == 0 && draft.Learned > 0:
 			cli.Notice(cmd, "the policy allows what was denied already")
-		} else if len(draft.Changed) == 0 {
+		case len(draft.Changed) == 0:
 			cli.Notice(cmd, "nothing was denied that a rule could allow")
-		} else {
+		default:
 			if _, err := cmd.OutOrStdout().Write(draft.Policy.YAML()); err != nil {
 				return err
 			}

@@ -93,7 +93,7 @@ func eachRecord(ctx context.Context, log records, q index.Query, follow bool, do
 		q.After = next
 		switch {
 		case len(lines) == recordsPage:
-		case !follow || !sleep(ctx, pollInterval):
+		case !follow || !poll(ctx):
 			return nil
 		}
 	}

@@ -348,7 +348,7 @@ func (r *rerun) settled(ctx context.Context, id berm.SandboxID, ended bool) (*re
 		if is.Ended && !open || !ended || time.Now().After(end) {
 			return is, nil
 		}
-		if !sleep(ctx, pollInterval) {
+		if !poll(ctx) {
 			return nil, ctx.Err()
 		}
 	}

@@ -556,7 +556,7 @@ func (a *Archive) checkFiles(r *Report, m manifest, named map[string]bool) {
 	}
 	for _, f := range a.zip.File {
 		blob, isBlob := strings.CutPrefix(f.Name, audit.BlobDir+"/")
-		if _, known := m.Files[f.Name]; !known && f.Name != exportManifest && !(isBlob && named[blob]) {
+		if _, known := m.Files[f.Name]; !known && f.Name != exportManifest && (!isBlob || !named[blob]) {
 			r.problem(0, "%q does not belong here", f.Name)
 		}
 	}
