@@ -14,7 +14,7 @@ func TestAnswersTellWhatIsMissing(t *testing.T) {
 	w.engine.Unlimited = map[string]string{"memory": "no controller"}
 	var s sandbox
 	w.want(201, "POST", "/v2/sandboxes", `{"templateID":"base"}`).into(t, &s)
-	want := []string{"the template's limit memory of 1073741824 is not in force: no controller"}
+	want := []string{"the template's limit memory of 1 GiB is not in force: no controller"}
 	if !reflect.DeepEqual(s.Berm.Degraded, want) {
 		t.Errorf("create: %q", s.Berm.Degraded)
 	}
