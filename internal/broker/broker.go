@@ -82,12 +82,10 @@ func (s *Server) Serve(hub *net.UnixConn) error { return egress.Hub(hub, s.Atten
 func (s *Server) Attend(conn *net.UnixConn) {
 	defer conn.Close()
 	w := egress.NewWire(conn)
-	var first egress.Order
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if w.Receive(&first) != nil {
+	first, err := w.First()
+	if err != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Time{})
 	x := &sandbox{server: s, id: first.Sandbox, wire: w, quota: quota.New(), live: map[*flow]struct{}{}}
 	x.answers = ask.New(x.rejudge)
 	answer, kept, err := x.open(first)

@@ -35,7 +35,7 @@ func (d Dir) Follow(ctx context.Context, from uint64) iter.Seq2[Line, error] {
 			for line, err := range d.Records(from) {
 				if err != nil || line.Seq >= from {
 					if !yield(line, err) || err != nil {
-						closeFile(f)
+						f.Close()
 						return
 					}
 					from = line.Seq + 1
@@ -46,17 +46,11 @@ func (d Dir) Follow(ctx context.Context, from uint64) iter.Seq2[Line, error] {
 				continue
 			}
 			goOn := d.tail(ctx, f, &from, yield)
-			closeFile(f)
+			f.Close()
 			if !goOn {
 				return
 			}
 		}
-	}
-}
-
-func closeFile(f *os.File) {
-	if f != nil {
-		f.Close()
 	}
 }
 

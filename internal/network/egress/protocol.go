@@ -275,6 +275,17 @@ func (w *Wire) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// firstTime is how long an owner may take to say which sandbox it is about.
+const firstTime = 10 * time.Second
+
+// First reads the order with which an owner begins.
+func (w *Wire) First() (first Order, err error) {
+	_ = w.conn.SetReadDeadline(time.Now().Add(firstTime))
+	defer func() { _ = w.conn.SetReadDeadline(time.Time{}) }()
+	err = w.Receive(&first)
+	return first, err
+}
+
 // Receive reads the next message.
 func (w *Wire) Receive(v any) error {
 	if !w.lines.Scan() {

@@ -90,12 +90,10 @@ func (s *Server) Serve(hub *net.UnixConn) error {
 func (s *Server) Attend(conn *net.UnixConn) {
 	defer conn.Close()
 	w := egress.NewWire(conn)
-	var first egress.Order
-	_ = conn.SetReadDeadline(time.Now().Add(10 * time.Second))
-	if w.Receive(&first) != nil {
+	first, err := w.First()
+	if err != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Time{})
 	x, warnings, err := s.open(w, first)
 	if err != nil {
 		_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
