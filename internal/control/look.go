@@ -14,7 +14,8 @@ import (
 const (
 	// lastLook bounds how long what a dead sandbox wrote is looked at: it is to be gone
 	// within two seconds. See monitor.LayerPatience.
-	lastLook = 1100 * time.Millisecond
+	lastLook  = 800 * time.Millisecond
+	leastLook = 100 * time.Millisecond
 	// lookTime bounds a look at a sandbox that lives on.
 	lookTime = 10 * time.Second
 )
@@ -90,7 +91,16 @@ func (s *session) lastLook() error {
 		return err
 	}
 	defer written.Close()
-	ctx, cancel := context.WithTimeout(s.m.ctx, lastLook)
+	s.mu.Lock()
+	killedAt := s.killedAt
+	s.mu.Unlock()
+	left := lastLook
+	if !killedAt.IsZero() {
+		// The kernel forgets files one by one, half a million in a second: those of the view
+		// until now, those of the disk under it afterwards, which takes as long again.
+		left = max(lastLook-2*time.Since(killedAt), leastLook)
+	}
+	ctx, cancel := context.WithTimeout(s.m.ctx, left)
 	defer cancel()
 	s.record(ctx, written, "end")
 	return nil

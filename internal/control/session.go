@@ -33,7 +33,8 @@ type session struct {
 	// looked is closed when what the sandbox wrote is recorded; writable is under mu.
 	looked   chan struct{}
 	writable berm.Writable
-	online   *online // nil for a sandbox without a link
+	killedAt time.Time // since when it is Killed, under mu; zero before
+	online   *online   // nil for a sandbox without a link
 }
 
 func newSession(m *Manager) *session {
@@ -66,6 +67,9 @@ func (s *session) become(next berm.State) {
 		if s.life.Err() != nil {
 			s.life, s.cut = context.WithCancel(context.Background())
 		}
+	case berm.Killed:
+		s.killedAt = time.Now()
+		s.cut()
 	default:
 		s.cut()
 	}

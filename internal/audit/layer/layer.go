@@ -17,6 +17,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/berm-sandbox/berm"
@@ -49,7 +50,9 @@ func Records(ctx context.Context, w *berm.Written, dir, at, trace string) ([]aud
 		return nil, err
 	}
 	defer lower.Close()
-	found, failure := change.List(ctx, upper, lower, change.Limits{})
+	walk, cancel := share(ctx)
+	defer cancel()
+	found, failure := change.List(walk, upper, lower, change.Limits{})
 	if failure != nil && found == nil {
 		return nil, failure
 	}
@@ -72,6 +75,15 @@ func Records(ctx context.Context, w *berm.Written, dir, at, trace string) ([]aud
 			Data: audit.Changes{At: at, Changes: []audit.Change{}}, Blobs: blobs})
 	}
 	return records, nil
+}
+
+// share leaves a third of the time that there is for what comes after the walk.
+func share(ctx context.Context) (context.Context, context.CancelFunc) {
+	end, ok := ctx.Deadline()
+	if !ok {
+		return context.WithCancel(ctx)
+	}
+	return context.WithDeadline(ctx, end.Add(-time.Until(end)/3))
 }
 
 // Summary is the record of how two trees differ as package change lists it: without hashes and
@@ -203,8 +215,13 @@ func kind(m fs.FileMode) string {
 }
 
 // sum is the hash of a file's content, which is kept if it is small text. It is "" for what
-// cannot be read.
+// cannot be read, or not in time: then it is not even opened, as that takes seconds for a
+// hundred thousand files.
 func (l *look) sum(tree *os.Root, path string) string {
+	if l.ctx.Err() != nil {
+		l.data.Unhashed++
+		return ""
+	}
 	f, err := change.OpenRegular(tree, path)
 	if err != nil {
 		l.data.Unhashed++

@@ -20,6 +20,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/local/change"
 )
 
 const child = "BERM_TEST_LAYER"
@@ -305,6 +306,14 @@ func TestTimeEnds(t *testing.T) {
 	}
 	ended, cancel := context.WithDeadline(t.Context(), time.Now())
 	defer cancel()
+	l := &look{ctx: ended} // without trees: whatever is opened panics
+	l.describe([]change.Change{
+		{Path: "a", Kind: change.Added, New: change.Entry{Mode: 0o644}},
+		{Path: "b", Kind: change.Modified, Old: change.Entry{Mode: 0o644}, New: change.Entry{Mode: 0o600}},
+	})
+	if l.data.Unhashed != 3 {
+		t.Errorf("%d hashes are told as missing", l.data.Unhashed)
+	}
 	if records, err := Records(ended, b.written(), b.log, "end", ""); err == nil && records[0].Outcome == audit.OK {
 		t.Errorf("%+v", records)
 	}
