@@ -261,3 +261,11 @@ func (attacher) Denial(err error) *inspect.Denial {
 	}
 	return &inspect.Denial{Reason: inspect.Reason(refusal.Reason), Message: refusal.Message, Hint: refusal.Hint}
 }
+
+func (a attacher) Missing(r inspect.Request, res *http.Response) *inspect.Denial {
+	refusal := a.credentials.Missing(credential.Flow{Name: r.Flow.Name, Port: r.Flow.Port}, res.Request, res.StatusCode)
+	if refusal == nil {
+		return nil
+	}
+	return a.Denial(refusal)
+}

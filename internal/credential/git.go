@@ -60,6 +60,38 @@ func (r *Rules) wanted(l *live, out *http.Request) (bool, *Refusal) {
 	return true, r.push(l, out)
 }
 
+// Missing is what there is to say when a host does not answer a request that got no credential:
+// that git's credentials for the host are for other repositories. It is nil else. A client that
+// shows the host something of its own is left to itself.
+func (s *Set) Missing(f Flow, out *http.Request, status int) *Refusal {
+	st := s.state.Load()
+	repository, service := gitRequest(out)
+	if st == nil || service == "" || len(out.Header["Authorization"]) > 0 ||
+		status != http.StatusUnauthorized && status != http.StatusForbidden && status != http.StatusNotFound {
+		return nil
+	}
+	var known []string
+	var first *live
+	for _, b := range st.bindings {
+		if b.Kind != Git || !matchHost(b.Hosts, f.Name) || !slices.Contains(b.Ports, f.Port) {
+			continue
+		}
+		if b.Git.has(repository) {
+			return nil
+		}
+		if known = append(known, b.Git.Repositories...); first == nil {
+			first = b
+		}
+	}
+	if first == nil {
+		return nil
+	}
+	refusal := refuse(Repository, first, "the credential "+first.ID+" is not for "+quote(repository)+", and without one "+f.Name+" answers with status "+strconv.Itoa(status),
+		"it is for "+strings.Join(known, ", ")+"; whoever started the sandbox can give it others (repo=)")
+	s.tell(f, out, refusal)
+	return refusal
+}
+
 // has says whether the credential is for a repository.
 func (r *Rules) has(repository string) bool {
 	return slices.ContainsFunc(r.Repositories, func(pattern string) bool {

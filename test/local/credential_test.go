@@ -335,6 +335,16 @@ git ls-remote https://git.example/o/other.git || echo unknown`,
 				t.Errorf("no %q in %v", want, r)
 			}
 		}
+		// Git itself says why, and what it may do instead.
+		for _, want := range []string{
+			`remote: the credential git does not let "refs/heads/main" be written`, "remote: push to one of refs/heads/agent/*", "does not let refs be deleted",
+			`remote: the credential git is not for pushing to "o/other"`, "remote: push to one of o/r",
+			`remote: the credential git is not for "o/other", and without one git.example answers with status 403`, "remote: it is for o/r;",
+		} {
+			if !strings.Contains(r.stdout, want) {
+				t.Errorf("no %q in %v", want, r)
+			}
+		}
 		if !strings.Contains(r.stderr, "denied: git.example:443 (git_ref)") || strings.Contains(r.stdout+r.stderr, secret) {
 			t.Errorf("%v", r)
 		}

@@ -2,6 +2,7 @@ package inspect
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -174,8 +175,9 @@ const url = process.argv[1];
 	}
 }
 
-// TestGit clones from and pushes to git's own server over HTTPS.
-func TestGit(t *testing.T) {
+// gitServer is git's own server of the repository a.git, which everybody may push to.
+func gitServer(t *testing.T) http.Handler {
+	t.Helper()
 	execPath, err := exec.Command("git", "--exec-path").Output()
 	if err != nil {
 		t.Skip("git is not installed")
@@ -196,7 +198,12 @@ func TestGit(t *testing.T) {
 	}
 	git("init", "-q", "--bare", "-b", "main", "a.git")
 	git("-C", "a.git", "config", "http.receivepack", "true")
-	r := newRig(t, &cgi.Handler{Path: backend, Root: "/", Env: []string{"GIT_PROJECT_ROOT=" + repos, "GIT_HTTP_EXPORT_ALL=1"}}, options{})
+	return &cgi.Handler{Path: backend, Root: "/", Env: []string{"GIT_PROJECT_ROOT=" + repos, "GIT_HTTP_EXPORT_ALL=1"}}
+}
+
+// TestGit clones and pushes over HTTPS.
+func TestGit(t *testing.T) {
+	r := newRig(t, gitServer(t), options{})
 	got := r.run(t, "sh", "-ec", `
 export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a GIT_TERMINAL_PROMPT=0
 git clone -q "$0/a.git" one 2>/dev/null
@@ -214,6 +221,43 @@ git -C two ls-remote origin main | cut -f2
 `, r.url(""))
 	if got != "first\nrefs/heads/main\n" {
 		t.Errorf("%q", got)
+	}
+}
+
+// TestGitDenied has git show why it may not do something, by whichever of its requests it
+// comes to know.
+func TestGitDenied(t *testing.T) {
+	var denied string
+	r := newRig(t, gitServer(t), options{change: func(c *Config) {
+		c.Judge = judgeFunc(func(_ context.Context, r Request) Verdict {
+			if strings.Contains(r.Method+" "+r.Target, denied) {
+				return Verdict{Reason: "path", Rule: "git", Detail: "not today", Hint: "It allows\nother things."}
+			}
+			return Verdict{Allow: true, Target: r.Target}
+		})
+	}})
+	denied = "nothing"
+	dir := r.run(t, "sh", "-ec", `
+export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a
+git clone -q "$0/a.git" . 2>/dev/null
+git commit -q --allow-empty -m first
+git push -q origin HEAD:refs/heads/main
+pwd
+`, r.url(""))
+	for _, test := range []struct{ denied, command, want string }{
+		{"GET /a.git/info/refs?service=git-upload-pack", "ls-remote origin", "remote: "},
+		{"POST /a.git/git-upload-pack", "ls-remote origin", "remote error: "},
+		{"POST /a.git/git-upload-pack", "-c protocol.version=0 clone -q $(git config remote.origin.url) x", "remote error: "},
+		{"GET /a.git/info/refs?service=git-receive-pack", "push origin HEAD:refs/heads/other", "remote: "},
+		{"POST /a.git/git-receive-pack", "push origin HEAD:refs/heads/other", "remote: "},
+	} {
+		denied = test.denied
+		got := r.run(t, "sh", "-c", "cd "+strings.TrimSpace(dir)+"; ! git "+test.command+" 2>&1")
+		for _, want := range []string{test.want + strings.SplitN(test.denied, "?", 2)[0] + " at localhost:", "is not allowed: not today", "It allows", "other things."} {
+			if !strings.Contains(got, want) {
+				t.Errorf("%s, %s: without %q:\n%s", test.denied, test.command, want, got)
+			}
+		}
 	}
 }
 

@@ -43,8 +43,8 @@ type Denial struct {
 
 func (d *Denial) Error() string { return d.Message }
 
-func (d *Denial) write(w http.ResponseWriter) {
-	w.Header().Set("Content-Type", "application/json")
+// write answers a request that was refused.
+func (d *Denial) write(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Cache-Control", "no-store")
 	if d.Status != http.StatusBadGateway {
 		w.Header().Set("X-Berm-Deny", string(d.Reason))
@@ -60,6 +60,13 @@ func (d *Denial) write(w http.ResponseWriter) {
 	}
 	body, _ := json.Marshal(d) // strings only
 	body = append(body, '\n')
+	media := "application/json"
+	if text, m, ok := d.git(r); ok {
+		if body, media = text, m; r.Method == http.MethodPost {
+			status = http.StatusOK
+		}
+	}
+	w.Header().Set("Content-Type", media)
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	w.Write(body) //nolint:errcheck // the client may be gone

@@ -80,7 +80,7 @@ func (x *exchange) deny(d *Denial) {
 	}
 	clear(x.Header())
 	if x.client.framing == nil {
-		d.write(x)
+		d.write(x, x.in)
 		return
 	}
 	// What follows is not looked at any more.
@@ -90,7 +90,7 @@ func (x *exchange) deny(d *Denial) {
 	if rest {
 		control.EnableFullDuplex() //nolint:errcheck // HTTP/1 can
 	}
-	d.write(x)
+	d.write(x, x.in)
 	if rest {
 		// Many clients read no reply before they have sent everything, and would see nothing
 		// but a broken connection.
@@ -299,6 +299,11 @@ func (x *exchange) reply(res *http.Response) error {
 	res.Header.Del("Alt-Svc") // there is no other way than this one
 	home(res, x.request.Flow)
 	if x.filter == nil {
+		if broker := x.proxy.Credentials; broker != nil {
+			if d := broker.Missing(x.request, res); d != nil {
+				return d
+			}
+		}
 		return nil
 	}
 	return filterReply(res, x.filter, func(err error) {

@@ -50,6 +50,13 @@ func (broker) Denial(err error) *Denial {
 	return nil
 }
 
+func (broker) Missing(r Request, res *http.Response) *Denial {
+	if strings.HasPrefix(r.Target, "/free") && res.StatusCode == http.StatusUnauthorized {
+		return &Denial{Reason: "git_repository", Message: "it is for others"}
+	}
+	return nil
+}
+
 type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }

@@ -87,6 +87,9 @@ type Credentials interface {
 	// Denial is what the client is told about an error of Attach, of a body that it put into
 	// the request, or of a filter. It is nil for the errors of others.
 	Denial(error) *Denial
+	// Missing is what the client is told in place of the reply, by which the upstream wants what
+	// the request did not get. It is nil for all other replies.
+	Missing(r Request, res *http.Response) *Denial
 }
 
 // Filter looks through one reply for what must not come inside. Its methods are called

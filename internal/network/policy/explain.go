@@ -41,7 +41,7 @@ func (v Verdict) Explain() string {
 	case ReasonDNSPrivate:
 		return text + " cannot be reached: " + detail("it has no public address") + "."
 	case ReasonRule:
-		return text + " is denied by " + by + note(v.Detail) + ". Change or remove the rule to allow it."
+		return text + " is denied by " + by + note(v.Detail) + ". Change or remove the rule to allow it." + v.requests()
 	case ReasonNotListed:
 		if !v.Flow.Host.nameable() {
 			return text + " has a name of one label, which no rule can name. Ask for the full name."
@@ -73,12 +73,34 @@ func (v Verdict) Explain() string {
 		return text + ": the limit of " + by + " is used up" + note(v.Detail) + "."
 	}
 	// What is wrong with a request.
-	text += " is in " + by + ", but " + detail("the "+string(v.Reason)+" is not allowed") + "."
-	switch v.Reason {
-	case ReasonMethod, ReasonPath, ReasonQuery, ReasonHeader, ReasonBody, ReasonUpgrade:
-		text += " Its conditions stand under http: in the rule."
+	return text + " is in " + by + ", but " + detail("the "+string(v.Reason)+" is not allowed") + "." + v.requests()
+}
+
+// mostRequests bounds what is told of a rule, in bytes.
+const mostRequests = 600
+
+// requests says which requests the rule that decided allows, for whoever wrote one that it does not.
+func (v Verdict) requests() string {
+	if v.Match == nil || v.Match.HTTP == nil {
+		return ""
 	}
-	return text
+	told := 0
+	list := func(verb string, entries []Match) string {
+		var texts []string
+		for i := range entries {
+			text := entries[i].describe(verb == "allows")
+			if told += len(text); told > mostRequests {
+				texts = append(texts, "more that stands under http: in the rule")
+				break
+			}
+			texts = append(texts, text)
+		}
+		if len(texts) == 0 {
+			return ""
+		}
+		return " It " + verb + " " + strings.Join(texts, "; ") + "."
+	}
+	return list("allows", v.Match.HTTP.Allow) + list("denies", v.Match.HTTP.Deny)
 }
 
 // Remedy is the least rule that would allow a denied flow, as a line of a policy; "" when

@@ -24,7 +24,8 @@ func TestExplain(t *testing.T) {
 		}
 	}
 	v := e.Decide(flow(t, "api.github.com:443")).DecideHTTP(Request{Method: "DELETE", Authority: "api.github.com", Target: "/repos/acme/x"})
-	if got := v.Explain(); got != "Denied (method): api.github.com:443 is in rule api, but DELETE is not a method of the rule. Its conditions stand under http: in the rule." {
+	if got := v.Explain(); got != "Denied (method): api.github.com:443 is in rule api, but DELETE is not a method of the rule. It allows GET of /repos/acme/**; "+
+		"POST of /repos/acme/*/issues, with a body of application/json, with a body of at most 64KiB. It denies every method of /repos/acme/secret/**." {
 		t.Error(got)
 	}
 	// What is said to allow it does.
