@@ -6,7 +6,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -16,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
 // syncEvery is how long a record may wait to be forced to disk. Records reach the
@@ -39,11 +37,16 @@ type Log struct {
 	err     error // first failure: from then on nothing is taken
 	lost    int   // records for which there was no space since the last one
 	unsaved bool
+	lines   []byte // of the last append, to be used again
+	ends    []int  // of its lines, without the newlines
 
 	syncing sync.Mutex
 	stop    chan struct{}
 	stopped chan struct{}
 }
+
+// maxKept bounds what a log keeps in memory to write lines in.
+const maxKept = 1 << 20
 
 // Keeper follows a log. Its methods are called one at a time.
 type Keeper interface {
@@ -162,12 +165,12 @@ func damaged(path string, err error) error {
 
 // Chain is the Prev of the record that follows line; nil is the first.
 func Chain(line []byte) string {
-	h := sha256.New()
+	hashed := make([]byte, 0, 1<<10) // most lines fit, and it stays on the stack
 	if line != nil {
-		h.Write([]byte{1})
-		h.Write(line)
+		hashed = append(append(hashed, 1), line...)
 	}
-	return base64.StdEncoding.EncodeToString(h.Sum(nil))
+	sum := sha256.Sum256(hashed)
+	return base64.StdEncoding.EncodeToString(sum[:])
 }
 
 // Emit appends a record. It has been written when Emit returns, and is forced to
@@ -199,19 +202,23 @@ func (l *Log) EmitAll(records []Record) error {
 
 // append is EmitAll of lines. The caller holds the lock.
 func (l *Log) append(records ...Record) error {
-	var lines []byte
-	ends := make([]int, 0, len(records))
-	seq, prev := l.seq, l.prev
-	for _, r := range records {
+	lines, ends := l.lines[:0], l.ends[:0]
+	seq, prev, now := l.seq, l.prev, time.Now().UTC()
+	for i := range records {
+		r := records[i]
 		seq++
-		r.V, r.Seq, r.Time, r.Host, r.Prev = Version, seq, time.Now().UTC(), l.host, prev
-		line, err := encode(r)
-		if err != nil {
+		r.V, r.Seq, r.Time, r.Host, r.Prev = Version, seq, now, l.host, prev
+		start := len(lines)
+		var err error
+		if lines, err = encode(lines, &r); err != nil {
 			return berm.Errorf(berm.Internal, "audit record: %w", err)
 		}
-		prev = Chain(line)
-		lines = append(append(lines, line...), '\n')
-		ends = append(ends, len(lines)-1)
+		prev = Chain(lines[start:])
+		ends = append(ends, len(lines))
+		lines = append(lines, '\n')
+	}
+	if cap(lines) <= maxKept {
+		l.lines, l.ends = lines, ends
 	}
 	if n, err := l.file.Write(lines); err != nil {
 		var back error
@@ -286,54 +293,6 @@ func (l *Log) Rotate(name func(first uint64) string) (string, error) {
 	l.file.Close()
 	l.file, l.size, l.unsaved = file, 0, false
 	return old, nil
-}
-
-// shown is the JSON of a record, which a terminal can show: sandboxes choose much of what is in
-// it, and JSON leaves C1 control characters and those that reorder text as they are.
-func shown(r Record) ([]byte, error) {
-	line, err := json.Marshal(r)
-	if err != nil || !bytes.ContainsFunc(line, func(c rune) bool { return c >= 0x7f }) {
-		return line, err
-	}
-	return terminal.EscapeJSON(line), nil
-}
-
-// encode makes a line that is at most MaxLine bytes long and holds nothing that looks like a
-// token.
-func encode(r Record) ([]byte, error) {
-	line, err := safe(r)
-	if err != nil || len(line) <= MaxLine {
-		return line, err
-	}
-	r.Data = map[string]any{"cut": len(line)}
-	if len(r.Reason) > 1024 {
-		r.Reason = r.Reason[:1024]
-	}
-	line, err = safe(r)
-	if err == nil && len(line) > MaxLine {
-		err = fmt.Errorf("%d bytes are too long for a line", len(line))
-	}
-	return line, err
-}
-
-// safe makes a line without tokens. The hash at its end is none, whatever it looks like.
-func safe(r Record) ([]byte, error) {
-	line, err := shown(r)
-	if err != nil {
-		return nil, err
-	}
-	end := max(bytes.LastIndex(line, []byte(`,"prev":"`)), 0)
-	masked := MaskTokens(line[:end:end])
-	if len(masked) == end && bytes.Equal(masked, line[:end]) {
-		return line, nil
-	}
-	// A line that is no JSON would be the end of the log: should a pattern ever take too much,
-	// the record goes without what it tells.
-	if masked = append(masked, line[end:]...); !json.Valid(masked) {
-		r.Data, r.Reason, r.Blobs = map[string]any{"masked": true}, "", nil
-		return shown(r)
-	}
-	return masked, nil
 }
 
 func (l *Log) syncLoop() {

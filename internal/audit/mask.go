@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"bytes"
 	"regexp"
 	"sync"
 )
@@ -53,7 +54,7 @@ var (
 )
 
 type mark struct {
-	text  string
+	text  []byte
 	shape int
 }
 
@@ -65,7 +66,7 @@ func init() {
 				*head = uint8(len(marked))
 				marked = append(marked, nil)
 			}
-			marked[*head] = append(marked[*head], mark{text, i})
+			marked[*head] = append(marked[*head], mark{[]byte(text), i})
 		}
 	}
 }
@@ -74,13 +75,15 @@ func init() {
 // each record.
 func MaskTokens(line []byte) []byte {
 	var found uint64 // shapes with a mark in the line
-	for i := range len(line) - 1 {
-		head := heads[uint(line[i])<<8|uint(line[i+1])]
+	var pair uint16
+	for i, c := range line {
+		pair = pair<<8 | uint16(c)
+		head := heads[pair]
 		if head == 0 {
 			continue
 		}
 		for _, m := range marked[head] {
-			if len(line)-i >= len(m.text) && string(line[i:i+len(m.text)]) == m.text {
+			if i > 0 && bytes.HasPrefix(line[i-1:], m.text) {
 				found |= 1 << m.shape
 			}
 		}

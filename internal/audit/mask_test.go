@@ -46,7 +46,7 @@ func TestMaskingKeepsTheRecord(t *testing.T) {
 			{Type: ProcExec, Data: Process{Argv: []string{text, "next"}}, Reason: text, Prev: Chain(nil)},
 			{Type: NetFlow, Sandbox: "i1", Data: map[string]any{text: text}, Prev: Chain(nil)},
 		} {
-			line, err := encode(r)
+			line, err := encode(nil, &r)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -75,7 +75,7 @@ func FuzzMask(f *testing.F) {
 		if out := MaskTokens(line); !json.Valid(out) {
 			t.Fatalf("%s became %s", line, out)
 		}
-		if line, err = encode(Record{Type: ProcExec, Reason: a, Data: Process{Argv: []string{b, a}}, Prev: Chain(nil)}); err != nil || !json.Valid(line) || !strings.Contains(string(line), Chain(nil)) {
+		if line, err = encode(nil, &Record{Type: ProcExec, Reason: a, Data: Process{Argv: []string{b, a}}, Prev: Chain(nil)}); err != nil || !json.Valid(line) || !strings.Contains(string(line), Chain(nil)) {
 			t.Fatalf("%s, %v", line, err)
 		}
 	})

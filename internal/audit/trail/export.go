@@ -486,7 +486,7 @@ func (a *Archive) checkRecords(r *Report, m manifest, point Checkpoint, p proof)
 	lines(io.LimitReader(f, maxExportRecords), exportRecords, false, func(raw []byte, err error) bool {
 		var h header
 		if err == nil {
-			err = decode(raw, &h)
+			err = decode(raw, &h, false)
 		}
 		if err != nil {
 			at := uint64(0)

@@ -76,7 +76,7 @@ func (d Dir) began(name string) (time.Time, error) {
 	for raw, err := range d.file(name) {
 		var h header
 		if err == nil {
-			err = decode(raw, &h)
+			err = decode(raw, &h, false)
 		}
 		if err != nil {
 			return time.Time{}, berm.Errorf(berm.Internal, "audit log: %w", err)

@@ -2,6 +2,7 @@ package trail
 
 import (
 	"bufio"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"os"
@@ -74,14 +75,29 @@ func linesIn(n int64, limit uint64) uint64 {
 }
 
 // add appends a line.
-func (t *tree) add(line []byte) { t.addLeaf(tlog.RecordHash(line)) }
+func (t *tree) add(line []byte) { t.addLeaf(leafHash(line)) }
+
+// leafHash is tlog.RecordHash (RFC 6962, 2.1), without memory of its own for most lines.
+func leafHash(line []byte) tlog.Hash {
+	hashed := append(make([]byte, 0, 1<<10), 0)
+	return sha256.Sum256(append(hashed, line...))
+}
+
+// nodeHash is tlog.NodeHash (RFC 6962, 2.1), without memory of its own.
+func nodeHash(left, right tlog.Hash) tlog.Hash {
+	var hashed [1 + 2*tlog.HashSize]byte
+	hashed[0] = 1
+	copy(hashed[1:], left[:])
+	copy(hashed[1+tlog.HashSize:], right[:])
+	return sha256.Sum256(hashed[:])
+}
 
 func (t *tree) addLeaf(h tlog.Hash) {
 	t.pending = append(t.pending, h[:]...)
 	// A subtree is complete for each trailing one bit of the number of lines before.
 	for n := t.size; n&1 == 1; n >>= 1 {
 		last := len(t.edge) - 1
-		h = tlog.NodeHash(t.edge[last], h)
+		h = nodeHash(t.edge[last], h)
 		t.edge = t.edge[:last]
 		t.pending = append(t.pending, h[:]...)
 	}
@@ -99,7 +115,7 @@ func fold(edge []tlog.Hash) tlog.Hash {
 	}
 	h := edge[len(edge)-1]
 	for i := len(edge) - 2; i >= 0; i-- {
-		h = tlog.NodeHash(edge[i], h)
+		h = nodeHash(edge[i], h)
 	}
 	return h
 }
@@ -107,7 +123,7 @@ func fold(edge []tlog.Hash) tlog.Hash {
 // take returns what is to be written to the file, and forgets it.
 func (t *tree) take() []byte {
 	pending := t.pending
-	t.pending = nil
+	t.pending = make([]byte, 0, cap(pending)) // about as many will come until the next time
 	return pending
 }
 

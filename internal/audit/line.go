@@ -1,0 +1,133 @@
+package audit
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	"github.com/berm-sandbox/berm/internal/terminal"
+)
+
+// encode appends a line that is at most MaxLine bytes long, holds nothing that looks like a
+// token, and can be shown on a terminal.
+func encode(lines []byte, r *Record) ([]byte, error) {
+	start := len(lines)
+	lines, err := safe(lines, r)
+	if err != nil || len(lines)-start <= MaxLine {
+		return lines, err
+	}
+	r.Data = map[string]any{"cut": len(lines) - start}
+	if len(r.Reason) > 1024 {
+		r.Reason = r.Reason[:1024]
+	}
+	if lines, err = safe(lines[:start], r); err == nil && len(lines)-start > MaxLine {
+		err = fmt.Errorf("%d bytes are too long for a line", len(lines)-start)
+	}
+	return lines, err
+}
+
+// safe appends a line without tokens. The hash at its end is none, whatever it looks like.
+func safe(lines []byte, r *Record) ([]byte, error) {
+	start := len(lines)
+	lines, err := appendRecord(lines, r)
+	if err != nil {
+		return lines, err
+	}
+	// Sandboxes choose much of what is in a record, and JSON leaves C1 control characters and
+	// those that reorder text as they are.
+	if !plain(lines[start:]) {
+		lines = append(lines[:start], terminal.EscapeJSON(lines[start:])...)
+	}
+	body := lines[start:]
+	if masked := MaskTokens(body); len(masked) != len(body) || &masked[0] != &body[0] {
+		// A line that is no JSON would be the end of the log: should a pattern ever take too
+		// much, the record goes without what it tells.
+		if whole := append(bytes.Clone(masked), '}'); !json.Valid(whole) {
+			r.Data, r.Reason, r.Blobs = map[string]any{"masked": true}, "", nil
+			if lines, err = appendRecord(lines[:start], r); err != nil {
+				return lines, err
+			}
+		} else {
+			lines = append(lines[:start], masked...)
+		}
+	}
+	lines = append(append(lines, `,"prev":"`...), r.Prev...)
+	return append(lines, `"}`...), nil
+}
+
+// plain reports whether a terminal shows a JSON text as it is, whatever it is: it has nothing
+// but printable ASCII.
+func plain(text []byte) bool {
+	if bytes.IndexByte(text, 0x7f) >= 0 {
+		return false
+	}
+	for ; len(text) >= 8; text = text[8:] {
+		if binary.NativeEndian.Uint64(text)&0x8080808080808080 != 0 {
+			return false
+		}
+	}
+	for _, c := range text {
+		if c >= 0x80 {
+			return false
+		}
+	}
+	return true
+}
+
+// appendRecord appends what json.Marshal makes of a record, up to Prev, which is left out with
+// what follows it. It is done by hand because most of what a record costs is here.
+func appendRecord(b []byte, r *Record) ([]byte, error) {
+	b = strconv.AppendInt(append(b, `{"v":`...), int64(r.V), 10)
+	b = strconv.AppendUint(append(b, `,"seq":`...), r.Seq, 10)
+	b = r.Time.AppendFormat(append(b, `,"time":"`...), time.RFC3339Nano)
+	b = appendText(append(b, `","host":`...), r.Host)
+	if r.Sandbox != "" {
+		b = appendText(append(b, `,"sandbox":`...), string(r.Sandbox))
+	}
+	b = appendText(append(b, `,"actor":{"type":`...), r.Actor.Type)
+	if r.Actor.ID != "" {
+		b = appendText(append(b, `,"id":`...), r.Actor.ID)
+	}
+	b = appendText(append(b, `},"type":`...), string(r.Type))
+	b = appendText(append(b, `,"src":`...), r.Src)
+	b = appendText(append(b, `,"trust":`...), string(r.Trust))
+	b = appendText(append(b, `,"outcome":`...), string(r.Outcome))
+	if r.Reason != "" {
+		b = appendText(append(b, `,"reason":`...), r.Reason)
+	}
+	if r.PolicyID != "" {
+		b = appendText(append(b, `,"policyRev":`...), r.PolicyID)
+	}
+	if r.Data != nil {
+		data, err := json.Marshal(r.Data)
+		if err != nil {
+			return b, err
+		}
+		b = append(append(b, `,"data":`...), data...)
+	}
+	if len(r.Blobs) > 0 {
+		blobs, err := json.Marshal(r.Blobs)
+		if err != nil {
+			return b, err
+		}
+		b = append(append(b, `,"blobs":`...), blobs...)
+	}
+	if r.TraceID != "" {
+		b = appendText(append(b, `,"traceID":`...), r.TraceID)
+	}
+	return b, nil
+}
+
+// appendText appends a string of JSON as json.Marshal writes it.
+func appendText(b []byte, s string) []byte {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
+			text, _ := json.Marshal(s) // a text always marshals
+			return append(b, text...)
+		}
+	}
+	return append(append(append(b, '"'), s...), '"')
+}
