@@ -102,6 +102,11 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 				return err
 			}
 		}
+		if s.Berm != nil {
+			for _, text := range s.Berm.Warnings {
+				cli.Notice(cmd, "warning: %s", text)
+			}
+		}
 		_, err = fmt.Fprintln(cmd.OutOrStdout(), id)
 		return err
 	}

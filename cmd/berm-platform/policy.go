@@ -182,6 +182,9 @@ The exit code is 0 when it is allowed, 3 when it is denied, 4 when the rule asks
 				return err
 			}
 			a = e.Answer(q).Answer()
+			for _, w := range p.Warnings(table) {
+				cli.Notice(cmd, "warning: rule %s: %s", w.Rule, w.Text)
+			}
 		}
 		if *asJSON {
 			err = cli.PrintJSON(cmd.OutOrStdout(), a)

@@ -45,6 +45,7 @@ func TestPolicyCommands(t *testing.T) {
 		{"policy check --policy " + file + " --json x.example.com", 4, `"action": "ask"`},
 		{"policy check --allow pypi pypi.org:22", 3, "{to: [pypi.org], ports: [22]}"},
 		{"policy check --allow 10.0.0.0/8 --open 10.0.0.0/8 10.1.2.3", 0, "allowed"},
+		{"policy check --allow 10.0.0.0/8 --allow pypi pypi.org", 0, "warning: rule 10.0.0.0-8: 10.0.0.0/8 is not the public internet"},
 		{"policy check " + file + " https://api.example.com/a", 0, "allowed by rule api"},
 		{"policy check pypi.org", 2, "which policy is meant"},
 		{"policy check --allow pypi i0abcdefghijklmnopqrs pypi.org", 2, "that of a sandbox, or"},

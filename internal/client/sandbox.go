@@ -45,6 +45,8 @@ type Additions struct {
 	Network string     `json:"network"` // what it can reach, such as "none"
 	// Degraded is what the host could not give, with the reason.
 	Degraded []string `json:"degraded,omitempty"`
+	// Warnings are what in its network policy is probably not meant; in the answer of a create.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 // Level is the sandbox's isolation level, "" if the server does not tell.

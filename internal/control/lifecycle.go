@@ -126,10 +126,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 	}
+	var warnings []string
 	if spec.Link {
 		cu.Add(func() { m.forgetKept(&s.info) })
 		cu.Add(s.offline) // the broker may know it when the service does not take it
-		if err := s.goOnline(ctx, allowed, fields, r.Network.EgressProxy); err != nil {
+		if warnings, err = s.goOnline(ctx, allowed, fields, r.Network.EgressProxy); err != nil {
 			return Sandbox{}, err
 		}
 		step("network")
@@ -165,7 +166,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	}
 	step("save")
 	info := m.withTokens(s.snapshot())
-	info.Steps = steps
+	info.Steps, info.Warnings = steps, warnings
 	return info, nil
 }
 

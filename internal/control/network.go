@@ -190,10 +190,10 @@ func newOnline() *online {
 }
 
 // goOnline gives a new sandbox its network, with the first policy and the fields that its
-// requests get.
-func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields, proxy *EgressProxy) (err error) {
+// requests get, and returns what is probably not meant in the policy.
+func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields, proxy *EgressProxy) (warnings []string, err error) {
 	if s.info.Policy, err = newPolicy(p, 1); err != nil {
-		return err
+		return nil, err
 	}
 	record := map[string]any{"network": s.info.Policy}
 	if !s.info.Grants.empty() {
@@ -203,16 +203,16 @@ func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields,
 		record["egressProxy"] = proxy.plain()
 	}
 	if err := s.m.emit(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", record); err != nil {
-		return err
+		return nil, err
 	}
 	if len(fields) > 0 {
 		if err := s.m.Egress.Broker.SetFields(ctx, s.info.ID, fields); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	if proxy != nil {
 		if _, err := s.keepProxy(ctx, proxy); err != nil {
-			return err
+			return nil, err
 		}
 	}
 	s.online = newOnline()
@@ -221,7 +221,7 @@ func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields,
 
 // attach gives the link to the service, with the policy of the session, which nobody has
 // judged before when it is new.
-func (s *session) attach(ctx context.Context, isNew bool) error {
+func (s *session) attach(ctx context.Context, isNew bool) (warnings []string, err error) {
 	o := s.online
 	o.setting.Lock()
 	defer o.setting.Unlock()
@@ -230,24 +230,24 @@ func (s *session) attach(ctx context.Context, isNew bool) error {
 	defer cancel()
 	file, err := s.current().Link(ctx)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer file.Close()
 	door, err := s.openDoor(ctx, &info)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if door != nil {
 		defer door.Close()
 	}
 	order, err := s.order(ctx, &info)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	order.Upstream.Verify = isNew
-	link, _, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, order, s.m.Egress.Open, s.flow)
+	link, warnings, err := s.m.Egress.Service.Attach(ctx, info.ID, file, door, order, s.m.Egress.Open, s.flow)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -257,7 +257,7 @@ func (s *session) attach(ctx context.Context, isNew bool) error {
 	default:
 		o.link = link
 	}
-	return nil
+	return warnings, nil
 }
 
 func finish(link Link) {
@@ -277,7 +277,7 @@ func (s *session) keepOnline() {
 		var err error
 		switch {
 		case link == nil:
-			err = s.attach(s.m.ctx, false)
+			_, err = s.attach(s.m.ctx, false)
 		case broker == nil && info.inspected():
 			err = s.rebroker(s.m.ctx)
 		}

@@ -175,6 +175,9 @@ func TestSetPolicy(t *testing.T) {
 	ctx := t.Context()
 	w, n := newOnlineWorld(t, true)
 	s := w.create(t, func(r *CreateRequest) { r.Network.DenyOut = []string{"192.0.2.0/24"} })
+	if len(s.Warnings) != 1 {
+		t.Errorf("a create tells the warnings %q", s.Warnings)
+	}
 	if err := w.SetNetwork(ctx, s.ID, Network{}, nil, tester); err != nil {
 		t.Fatal(err)
 	}

@@ -44,7 +44,8 @@ type Sandbox struct {
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
 	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public
 
-	Steps []Step `json:"-"` // what making it took; of Create only
+	Steps    []Step   `json:"-"` // what making it took; of Create only
+	Warnings []string `json:"-"` // what in its policy is probably not meant; of Create only
 }
 
 // Step is a part of Create and the time that it took.

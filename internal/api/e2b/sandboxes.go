@@ -65,6 +65,8 @@ type additions struct {
 	DefaultEgress string `json:"e2bDefaultEgress"`
 	// Degraded is what the host could not give, with the reason.
 	Degraded []string `json:"degraded,omitempty"`
+	// Warnings are what in its network policy is probably not meant; of a create only.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
 func (a *API) additions(s control.Sandbox) additions {
@@ -72,7 +74,7 @@ func (a *API) additions(s control.Sandbox) additions {
 	if a.Sessions.Egress.Service != nil && a.Sessions.Egress.Public {
 		egress = "public"
 	}
-	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded}
+	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Warnings: s.Warnings}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {

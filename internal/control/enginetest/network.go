@@ -43,7 +43,7 @@ func (n *Network) Attach(_ context.Context, id berm.SandboxID, link, _ *os.File,
 	n.count++
 	l := &Link{network: n, policy: p, done: make(chan struct{}), Tell: events}
 	n.links[id] = l
-	return l, nil, nil
+	return l, []string{"a warning"}, nil
 }
 
 // Attached is how often a link was attached.
