@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/berm-sandbox/berm/internal/audit"
 )
 
 // Which log is read is said, and a data directory is as good as its log.
@@ -34,6 +36,36 @@ func TestAuditNamesTheLogItReads(t *testing.T) {
 	}
 	if r := s.run("audit", "export", "i0nosuch", "-o", filepath.Join(data, "out.zip")); r.code == 0 || !strings.Contains(r.stderr, "--data") {
 		t.Errorf("%+v", r)
+	}
+}
+
+// A hold is set, listed and ended beside a data directory, with a reason and for a sandbox that
+// the log knows.
+func TestAuditHold(t *testing.T) {
+	s, data := newSetup(t), t.TempDir()
+	if err := audit.Append(filepath.Join(data, "audit", "log.jsonl"), audit.Record{Type: audit.SandboxCreate, Sandbox: "i0abcdefghijklmnopqrs"}); err != nil {
+		t.Fatal(err)
+	}
+	hold := func(args ...string) result {
+		return s.run(append([]string{"audit", "hold", "--data", data}, args...)...)
+	}
+	if r := hold("add", "i0abcdefghijklmnopqrs"); r.code != 2 || !strings.Contains(r.stderr, "reason") {
+		t.Errorf("without a reason: %+v", r)
+	}
+	if r := hold("add", "i0zzzzzzzzzzzzzzzzzzz", "--reason", "x"); r.code == 0 || !strings.Contains(r.stderr, "no record") {
+		t.Errorf("unknown: %+v", r)
+	}
+	if r := hold("add", "i0abcdefghijklmnopqrs", "--reason", "case \x1b[2J"); r.code != 0 {
+		t.Errorf("add: %+v", r)
+	}
+	if r := hold("list"); !strings.Contains(r.stdout, "i0abcdefghijklmnopqrs") || !strings.Contains(r.stdout, `case \x1b[2J`) {
+		t.Errorf("list: %+v", r)
+	}
+	if r := hold("remove", "i0abcdefghijklmnopqrs", "--reason", "closed"); r.code != 0 {
+		t.Errorf("remove: %+v", r)
+	}
+	if r := hold("list", "--json"); strings.TrimSpace(r.stdout) != "[]" {
+		t.Errorf("list: %+v", r)
 	}
 }
 

@@ -26,12 +26,22 @@ be running: what changes counts at once.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	data := cmd.PersistentFlags().String("data", defaultData(), "data directory of the server")
-	with := func(cmd *cobra.Command, do func(*store.DB) error) error {
+	with := storeOf(data)
+	cmd.AddCommand(newKeyCreateCommand(with), newKeyListCommand(with), newKeyRevokeCommand(with))
+	return cmd
+}
+
+// withStore runs do on the store of the data directory.
+type withStore func(cmd *cobra.Command, do func(*store.DB) error) error
+
+// storeOf opens the store of a data directory that --data names, also beside its server.
+func storeOf(data *string) withStore {
+	return func(cmd *cobra.Command, do func(*store.DB) error) error {
 		if err := configureData(cmd, os.LookupEnv); err != nil {
 			return err
 		}
 		if _, err := os.Stat(*data); errors.Is(err, os.ErrNotExist) {
-			// A key made in a new directory would open no server.
+			// What is changed in a new directory would change no server.
 			return berm.Errorf(berm.NotFound, "there is no data directory %s", *data).
 				WithHint("Give that of your server with --data. `berm serve` makes it at its first start.")
 		}
@@ -41,12 +51,7 @@ be running: what changes counts at once.`,
 		}
 		return errors.Join(do(db), db.Close())
 	}
-	cmd.AddCommand(newKeyCreateCommand(with), newKeyListCommand(with), newKeyRevokeCommand(with))
-	return cmd
 }
-
-// withStore runs do on the store of the data directory.
-type withStore func(cmd *cobra.Command, do func(*store.DB) error) error
 
 func newKeyCreateCommand(with withStore) *cobra.Command {
 	var name string

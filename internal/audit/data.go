@@ -88,9 +88,10 @@ type KeyChange struct {
 	New string `json:"new"`
 }
 
-// Removal names the last of the records that were removed from the beginning of the log.
+// Removal names the first and the last of adjacent records that were removed.
 type Removal struct {
-	To uint64 `json:"to"`
+	From uint64 `json:"from"`
+	To   uint64 `json:"to"`
 }
 
 // The kinds of blobs.

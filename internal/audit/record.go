@@ -59,6 +59,8 @@ const (
 	Gap        Type = "audit.gap"        // records were lost; data: source, count
 	KeyRotate  Type = "audit.key"        // another key signs from now on; data: KeyChange
 	Removed    Type = "audit.removed"    // old records were removed on purpose; data: Removal
+	HoldSet    Type = "audit.hold"       // nothing of a sandbox is removed from now on
+	HoldEnd    Type = "audit.release"    // it may be again
 	Checkpoint Type = "audit.checkpoint" // a moment of a sandbox worth going back to in a replay
 )
 
@@ -67,7 +69,7 @@ var Types = []Type{
 	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SandboxExit, AgentLost, LimitHit,
 	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
-	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, Checkpoint,
+	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Checkpoint,
 }
 
 // Trust says who observed what a record tells.

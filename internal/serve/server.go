@@ -80,6 +80,7 @@ type Config struct {
 	// AuditAnchors are files, and AuditWitnesses URLs, that get the checkpoints of the audit log.
 	AuditAnchors, AuditWitnesses []string
 	AuditKeep                    time.Duration // 0 keeps records for ever
+	AuditLimit                   int64         // bytes that records and their content may take; 0 is any number
 	// Record is what is recorded beside actions: some of RecordOutput, RecordProcesses and
 	// RecordChanges.
 	Record []string
@@ -119,9 +120,23 @@ func (c *Config) checkRecord() error {
 	return nil
 }
 
+// minAuditLimit leaves room for records of some minutes.
+const minAuditLimit = 64 << 20
+
 // audit opens the log of records.
-func (c *Config) audit() (*trail.Log, error) {
-	options := trail.Options{Log: c.Log, Keep: c.AuditKeep}
+func (c *Config) audit(ctx context.Context, db *store.DB) (*trail.Log, error) {
+	if c.AuditLimit != 0 && c.AuditLimit < minAuditLimit {
+		return nil, berm.Errorf(berm.Invalid, "--audit-limit must be %d MiB at least", minAuditLimit>>20)
+	}
+	options := trail.Options{Log: c.Log, Keep: c.AuditKeep, Limit: c.AuditLimit}
+	options.Holds = func() ([]berm.SandboxID, error) {
+		holds, err := db.Holds(ctx)
+		ids := make([]berm.SandboxID, len(holds))
+		for i, h := range holds {
+			ids[i] = h.Sandbox
+		}
+		return ids, err
+	}
 	for _, path := range c.AuditAnchors {
 		options.Anchors = append(options.Anchors, trail.FileAnchor(path))
 	}
@@ -212,7 +227,7 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("database", db.Close()) })
-	records, err := c.audit()
+	records, err := c.audit(ctx, db)
 	if err != nil {
 		return err
 	}
@@ -418,7 +433,7 @@ func firstKey(ctx context.Context, db *store.DB) (string, error) {
 	return secret, err
 }
 
-// drainLoop moves audit records that key commands left into the log.
+// drainLoop moves audit records that commands left into the log.
 func drainLoop(ctx context.Context, db *store.DB, records audit.Emitter, log *slog.Logger) {
 	for tick := time.NewTicker(time.Second); ; {
 		select {
@@ -427,7 +442,7 @@ func drainLoop(ctx context.Context, db *store.DB, records audit.Emitter, log *sl
 			return
 		case <-tick.C:
 			if err := db.DrainOutbox(ctx, records); err != nil && ctx.Err() == nil {
-				log.Error("audit records of key changes are waiting", "error", err)
+				log.Error("audit records of keys and holds are waiting", "error", err)
 			}
 		}
 	}

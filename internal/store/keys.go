@@ -61,7 +61,7 @@ func (db *DB) addKey(ctx context.Context, name, secret string) (Key, error) {
 			key.ID, key.Name, hashKey(secret), key.Prefix, key.Created.UnixNano()); err != nil {
 			return err
 		}
-		return outbox(ctx, tx, audit.KeyCreate, key)
+		return outbox(ctx, tx, keyRecord(audit.KeyCreate, key))
 	})
 	if err != nil {
 		return Key{}, berm.Errorf(berm.Internal, "database: %w", err)
@@ -81,7 +81,7 @@ func (db *DB) RevokeKey(ctx context.Context, id string) (Key, error) {
 		if _, err := tx.ExecContext(ctx, "UPDATE keys SET revoked = ? WHERE id = ?", key.Revoked.UnixNano(), id); err != nil {
 			return err
 		}
-		return outbox(ctx, tx, audit.KeyRevoke, key)
+		return outbox(ctx, tx, keyRecord(audit.KeyRevoke, key))
 	})
 	if err != nil {
 		return Key{}, berm.Errorf(berm.Internal, "database: %w", err)
@@ -140,16 +140,22 @@ func hashKey(secret string) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// outbox leaves an audit record for the owner of the log: keys may be changed by
+// keyRecord tells that a key was changed.
+func keyRecord(what audit.Type, key Key) audit.Record {
+	return audit.Record{
+		Actor: audit.Actor{Type: "user"}, Type: what,
+		Data: map[string]any{"key": key.ID, "name": key.Name, "prefix": key.Prefix, "at": time.Now().UTC()},
+	}
+}
+
+// outbox leaves an audit record for the owner of the log: keys and holds may be changed by
 // another process than the server. It is in the transaction of the change, so that
 // neither is without the other.
-func outbox(ctx context.Context, tx *sql.Tx, what audit.Type, key Key) error {
-	record, err := json.Marshal(audit.Record{
-		Actor: audit.Actor{Type: "user"}, Type: what, Src: "store", Trust: audit.TrustHost, Outcome: audit.OK,
-		Data: map[string]any{"key": key.ID, "name": key.Name, "prefix": key.Prefix, "at": time.Now().UTC()},
-	})
+func outbox(ctx context.Context, tx *sql.Tx, record audit.Record) error {
+	record.Src, record.Trust, record.Outcome = "store", audit.TrustHost, audit.OK
+	text, err := json.Marshal(record)
 	if err == nil {
-		_, err = tx.ExecContext(ctx, "INSERT INTO outbox (record) VALUES (?)", string(record))
+		_, err = tx.ExecContext(ctx, "INSERT INTO outbox (record) VALUES (?)", string(text))
 	}
 	return err
 }

@@ -55,7 +55,7 @@ func Open(dir string) (*DB, error) {
 }
 
 // OpenShared opens a data directory beside a server that may hold it, for the
-// commands that manage keys.
+// commands that manage keys and holds.
 func OpenShared(dir string) (*DB, error) {
 	db, err := Open(dir)
 	if berm.KindOf(err) != berm.Conflict {
@@ -192,6 +192,13 @@ CREATE TABLE outbox ( -- audit records of processes that do not own the log
 `, `
 ALTER TABLE sandboxes ADD COLUMN request TEXT; -- NULL where the create had no idempotency key
 CREATE UNIQUE INDEX sandboxes_by_request ON sandboxes (request);
+`, `
+CREATE TABLE holds (
+	sandbox TEXT PRIMARY KEY,
+	reason  TEXT NOT NULL,
+	user    TEXT NOT NULL, -- of the host, who set it
+	since   BIGINT NOT NULL
+);
 `}
 
 // schema returns how many migrations the database has seen.

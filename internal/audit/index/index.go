@@ -314,6 +314,11 @@ func (x *Index) update(ctx context.Context) error {
 		if err := x.take(insert, name, line); err != nil {
 			return err
 		}
+		if line.Type == audit.Removed {
+			if err := forgetRemoved(tx, line); err != nil {
+				return err
+			}
+		}
 		last, hash = line.Seq, lineHash(line.Raw)
 		if taken++; taken%batch == 0 {
 			if err := commit(); err != nil {
@@ -352,6 +357,17 @@ func (x *Index) take(insert, name *sql.Stmt, line trail.Line) error {
 		}
 	}
 	return nil
+}
+
+// forgetRemoved removes what a record tells to be removed from the log.
+func forgetRemoved(tx *sql.Tx, line trail.Line) error {
+	var record struct{ Data audit.Removal }
+	if json.Unmarshal(line.Raw, &record) != nil {
+		return nil // it is no record of a server's
+	}
+	from, to := int64(record.Data.From), int64(record.Data.To)
+	_, err := tx.Exec("DELETE FROM names WHERE seq BETWEEN ? AND ?; DELETE FROM records WHERE seq BETWEEN ? AND ?", from, to, from, to)
+	return err
 }
 
 // forget removes what is older than the first record of the log.

@@ -226,6 +226,18 @@ func TestOf(t *testing.T) {
 	}
 }
 
+// What the log tells to be removed is not found any more, also in its middle.
+func TestForgetsWhatIsRemoved(t *testing.T) {
+	l, x := sessions(t)
+	before := seqs(t, x, Query{})
+	l.Add(audit.Record{Type: audit.Removed, Data: audit.Removal{From: before[2], To: before[4]}})
+	got := seqs(t, x, Query{})
+	want := append(append([]uint64{}, before[:2]...), before[5:]...)
+	if want = append(want, before[len(before)-1]+1); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+}
+
 // A log that cannot be read is no log without records.
 func TestUnreadableLog(t *testing.T) {
 	l, x := sessions(t)

@@ -267,6 +267,12 @@ func (e *Event) plain(data map[string]any) string {
 		return "the credentials were set by " + who(e.Actor)
 	case audit.APICall:
 		return fmt.Sprintf("%s %s by %s: %s", str("method"), str("route"), who(e.Actor), str("status"))
+	case audit.HoldSet:
+		return "held by " + who(e.Actor) + ": its records are not removed"
+	case audit.HoldEnd:
+		return "no longer held, by " + who(e.Actor)
+	case audit.Removed:
+		return fmt.Sprintf("records %s to %s were removed", str("from"), str("to"))
 	case audit.Gap:
 		return fmt.Sprintf("%s records of %s were lost", str("count"), str("source"))
 	}

@@ -25,7 +25,7 @@ const (
 	checkpointEvery   = 5 * time.Second // if there are new records
 	checkpointRecords = 1000
 	segmentSize       = 64 << 20 // bytes
-	retainEvery       = time.Hour
+	retainEvery       = time.Minute
 )
 
 // Names of files beside those of Dir.
@@ -43,6 +43,8 @@ type Log struct {
 	origin string
 	boot   string
 	keep   time.Duration
+	limit  int64
+	holds  func() ([]berm.SandboxID, error)
 	errors *slog.Logger
 
 	mu   sync.Mutex // of the tree, which follows the log under its lock
@@ -71,6 +73,11 @@ type Options struct {
 	Anchors []Anchor
 	// Keep is how long records are kept at least; older ones are removed in time. 0 is for ever.
 	Keep time.Duration
+	// Limit is how many bytes records and their content may take, but for those that Holds
+	// keeps; the oldest are removed in time. 0 is any number.
+	Limit int64
+	// Holds names the sandboxes of which nothing is removed; nil is none.
+	Holds func() ([]berm.SandboxID, error)
 }
 
 // Open opens or creates the log in dir. Kinds as of audit.Open, and Internal when the log has
@@ -79,7 +86,7 @@ func Open(dir string, o Options) (*Log, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, keep: o.Keep, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
+	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, keep: o.Keep, limit: o.Limit, holds: o.Holds, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
 	records, err := audit.Open(filepath.Join(dir, current), l)
 	if err != nil {
 		return nil, err

@@ -1,10 +1,14 @@
 package trail
 
 import (
+	"bytes"
+	"cmp"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -15,95 +19,269 @@ import (
 // blobMargin is how much older than its record a blob may be: it is kept first.
 const blobMargin = time.Hour
 
-// retain removes what is older than the log keeps, whole files at a time. A record tells so
-// before, and the tree keeps the hashes, so that the rest is proved as before.
+// shares is in how many files a log is kept at least, so that little more than what is too much
+// is removed at once.
+const shares = 10
+
+// part is one file of the log.
+type part struct {
+	name  string
+	first uint64    // number of its first record; 0 of the current one if it is the only one
+	began time.Time // of its first record; zero if it has none
+	size  int64
+}
+
+// content is one blob.
+type content struct {
+	path string
+	at   time.Time
+	size int64
+}
+
+// retain removes what is older than the log keeps, and then what is more than it may take, whole
+// files from the oldest on but for those with a record of a sandbox that is held. Records tell
+// so before, and the tree keeps the hashes, so that the rest is proved as before.
 func (l *Log) retain(now time.Time) error {
-	if l.keep == 0 {
+	if l.keep == 0 && l.limit == 0 {
 		return nil
 	}
-	began, err := Dir(l.dir).began(current)
+	parts, err := Dir(l.dir).parts()
 	if err != nil {
 		return err
 	}
-	// Files end by their age too, so that a log that grows slowly gets old files.
-	if !began.IsZero() && now.Sub(began) > l.keep/10 {
+	blobs, err := contents(filepath.Join(l.dir, audit.BlobDir))
+	if err != nil {
+		return err
+	}
+	// Files end by their age and their share too, so that a log that grows slowly, or whose
+	// content is large, gets old files.
+	if last := parts[len(parts)-1]; !last.began.IsZero() && (l.keep > 0 && now.Sub(last.began) > l.keep/shares ||
+		l.limit > 0 && last.size+sizeSince(blobs, last.began) > l.limit/shares) {
 		if err := l.rotate(); err != nil {
 			return err
 		}
+		if parts, err = Dir(l.dir).parts(); err != nil {
+			return err
+		}
 	}
-	names, firsts, err := Dir(l.dir).segments()
+	remove, rest, err := l.overdue(parts, blobs, now)
 	if err != nil {
 		return err
 	}
-	kept := time.Time{} // when the oldest file that stays begins
-	old := 0
-	for i := range len(names) - 1 { // the current one ends by its age before
-		if kept, err = Dir(l.dir).began(names[i]); err != nil {
-			return err
-		}
-		if i > 0 && !kept.IsZero() && now.Sub(kept) > l.keep { // all of the file before is older
-			old = i
-		}
-	}
-	if old == 0 {
+	return l.remove(remove, rest)
+}
+
+// remove removes files of the log and blobs.
+func (l *Log) remove(remove []removal, rest []content) error {
+	if len(remove) == 0 {
 		return nil
 	}
-	if kept, err = Dir(l.dir).began(names[old]); err != nil {
-		return err
-	}
-	if err := l.Emit(audit.Record{
-		Actor: audit.Actor{Type: "system"}, Type: audit.Removed, Src: "audit", Trust: audit.TrustHost, Outcome: audit.OK,
-		Reason: "they are older than " + l.keep.String(), Data: audit.Removal{To: firsts[old] - 1},
-	}); err != nil {
-		return err
+	for _, r := range remove {
+		if err := l.Emit(audit.Record{
+			Actor: audit.Actor{Type: "system"}, Type: audit.Removed, Src: "audit", Trust: audit.TrustHost, Outcome: audit.OK,
+			Reason: r.why, Data: r.Removal,
+		}); err != nil {
+			return err
+		}
 	}
 	if err := l.Checkpoint(); err != nil {
 		return err
 	}
-	for _, name := range names[:old] {
-		if err := failpoint.Hit("audit/remove"); err != nil {
-			return err
-		}
-		if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return berm.Errorf(berm.Internal, "remove old records: %w", err)
+	for _, r := range remove {
+		for _, name := range r.names {
+			if err := failpoint.Hit("audit/remove"); err != nil {
+				return err
+			}
+			if err := os.Remove(filepath.Join(l.dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return berm.Errorf(berm.Internal, "remove old records: %w", err)
+			}
 		}
 	}
-	return removeBlobs(filepath.Join(l.dir, audit.BlobDir), kept.Add(-blobMargin))
+	for _, b := range rest {
+		if err := os.Remove(b.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return berm.Errorf(berm.Internal, "remove old content: %w", err)
+		}
+	}
+	return nil
 }
 
-// began is the time of the first record of a file, zero if it has none.
-func (d Dir) began(name string) (time.Time, error) {
-	for raw, err := range d.file(name) {
-		var h header
-		if err == nil {
-			err = decode(raw, &h, false)
+// removal is adjacent files that are to be removed, for one reason.
+type removal struct {
+	audit.Removal
+	names []string
+	why   string
+}
+
+// overdue says which files are to be removed, and which blobs with them: those that are older than
+// all files that stay, but for what the files with a held sandbox name.
+func (l *Log) overdue(parts []part, blobs []content, now time.Time) (remove []removal, rest []content, err error) {
+	var holds []berm.SandboxID
+	if l.holds != nil {
+		if holds, err = l.holds(); err != nil {
+			return nil, nil, fmt.Errorf("which sandboxes are held: %w", err)
 		}
+	}
+	var total int64
+	for _, p := range parts {
+		total += p.size
+	}
+	total += sizeSince(blobs, time.Time{})
+	needed := map[string]bool{}
+	for i, p := range parts[:len(parts)-1] { // the current one ends before
+		next := parts[i+1]
+		until := next.began // of what p has
+		if until.IsZero() {
+			until = now
+		}
+		var why string
+		switch {
+		case l.keep > 0 && now.Sub(until) > l.keep:
+			why = "they are older than " + l.keep.String()
+		case l.limit > 0 && total > l.limit:
+			why = fmt.Sprintf("the log takes more than %d bytes", l.limit)
+		default:
+			return remove, rest, nil
+		}
+		names, held, err := Dir(l.dir).named(p.name, holds)
 		if err != nil {
-			return time.Time{}, berm.Errorf(berm.Internal, "audit log: %w", err)
+			return nil, nil, err
 		}
-		return h.Time, nil
+		if held {
+			for _, name := range names {
+				needed[name] = true
+			}
+		} else {
+			r := removal{audit.Removal{From: p.first, To: next.first - 1}, []string{p.name}, why}
+			if last := len(remove) - 1; last >= 0 && remove[last].To+1 == r.From && remove[last].why == why {
+				remove[last].To, remove[last].names = r.To, append(remove[last].names, p.name)
+			} else {
+				remove = append(remove, r)
+			}
+		}
+		total -= p.size // what is held takes nothing of the limit: the rest would be gone for it
+		for len(blobs) > 0 && blobs[0].at.Before(until.Add(-blobMargin)) {
+			if !needed[filepath.Base(blobs[0].path)] {
+				rest = append(rest, blobs[0])
+			}
+			total -= blobs[0].size
+			blobs = blobs[1:]
+		}
 	}
-	return time.Time{}, nil
+	return remove, rest, nil
 }
 
-// removeBlobs removes content that no record since a time names: a blob that a new record names
-// is written anew.
-func removeBlobs(dir string, before time.Time) error {
-	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err != nil || e.IsDir() {
-			return err
+// parts lists the files of a log, the current one last.
+func (d Dir) parts() ([]part, error) {
+	names, firsts, err := d.segments()
+	if err != nil {
+		return nil, err
+	}
+	var all []part
+	for i, name := range names {
+		p := part{name: name, first: firsts[i]}
+		for raw, err := range d.file(name) {
+			var h header
+			if err == nil {
+				err = decode(raw, &h, false)
+			}
+			if err != nil {
+				return nil, berm.Errorf(berm.Internal, "audit log: %w", err)
+			}
+			p.began, p.first = h.Time, h.Seq
+			break
 		}
-		info, err := e.Info()
-		if err == nil && info.ModTime().Before(before) {
-			err = os.Remove(path)
+		switch info, err := os.Stat(filepath.Join(string(d), name)); {
+		case err == nil:
+			p.size = info.Size()
+		case !errors.Is(err, fs.ErrNotExist): // the current one may not be there yet
+			return nil, berm.Errorf(berm.Internal, "audit log: %w", err)
+		}
+		all = append(all, p)
+	}
+	return all, nil
+}
+
+// named reports whether a file of the log has a record of one of the sandboxes, and which
+// contents its records name if so.
+func (d Dir) named(name string, of []berm.SandboxID) (blobs []string, found bool, err error) {
+	if len(of) == 0 {
+		return nil, false, nil
+	}
+	for raw, err := range d.file(name) {
+		if err != nil {
+			return nil, false, berm.Errorf(berm.Internal, "audit log: %w", err)
+		}
+		if !found {
+			found = slices.ContainsFunc(of, func(id berm.SandboxID) bool { return isOf(raw, id) })
+		}
+		if bytes.Contains(raw, []byte(`"blobs":`)) {
+			var h header
+			if err := decode(raw, &h, false); err != nil {
+				return nil, false, berm.Errorf(berm.Internal, "audit log: %w", err)
+			}
+			for _, b := range h.Blobs {
+				blobs = append(blobs, b.SHA256)
+			}
+		}
+	}
+	return blobs, found, nil
+}
+
+// isOf reports whether a line is of a sandbox. It may say so of another line that has such a
+// text: that keeps more, not less.
+func isOf(raw []byte, id berm.SandboxID) bool {
+	return bytes.Contains(raw, []byte(`"sandbox":"`+string(id)+`"`))
+}
+
+// Has reports whether the log has a record of a sandbox. It looks at the newest files first.
+func (d Dir) Has(id berm.SandboxID) (bool, error) {
+	names, _, err := d.segments()
+	if err != nil {
+		return false, err
+	}
+	for _, name := range slices.Backward(names) {
+		for raw, err := range d.file(name) {
+			if err != nil {
+				return false, berm.Errorf(berm.Internal, "audit log: %w", err)
+			}
+			if isOf(raw, id) {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// contents lists the blobs in a directory, the oldest first. A blob that a new record names is
+// written anew, so that its time is that of the last record that does.
+func contents(dir string) ([]content, error) {
+	var all []content
+	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
+		if err == nil && !e.IsDir() {
+			var info fs.FileInfo
+			if info, err = e.Info(); err == nil {
+				all = append(all, content{path, info.ModTime(), info.Size()})
+			}
 		}
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil
 		}
 		return err
 	})
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return berm.Errorf(berm.Internal, "remove old content: %w", err)
+	if err != nil {
+		return nil, berm.Errorf(berm.Internal, "content of the audit log: %w", err)
 	}
-	return nil
+	slices.SortFunc(all, func(a, b content) int { return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path)) })
+	return all, nil
+}
+
+// sizeSince is what blobs since a time take.
+func sizeSince(blobs []content, since time.Time) (size int64) {
+	for _, b := range slices.Backward(blobs) {
+		if b.at.Before(since) {
+			break
+		}
+		size += b.size
+	}
+	return size
 }

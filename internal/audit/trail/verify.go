@@ -221,8 +221,9 @@ type checker struct {
 	prev     string
 	time     time.Time
 	blobs    map[string]bool
-	removed  uint64    // records that one tells to be gone on purpose
-	unsigned time.Time // of the first record that no checkpoint covers
+	missing  []audit.Removal // that are not there
+	removed  []audit.Removal // that records tell to be gone on purpose
+	unsigned time.Time       // of the first record that no checkpoint covers
 }
 
 // next is the number that the next record must have.
@@ -247,11 +248,7 @@ func (c *checker) line(raw []byte) {
 		r.problem(n, "record %d comes again before it", h.Seq)
 		return
 	case h.Seq > n:
-		r.problem(n, "it is missing; record %d is in its place", h.Seq)
-		for c.next() < h.Seq && c.tree.size < uint64(len(c.hashes)) {
-			c.push(c.hashes[c.tree.size]) // so that the rest can be judged
-		}
-		c.prev = h.Prev
+		c.skip(h)
 	}
 	if err == nil {
 		c.content(h)
@@ -271,10 +268,34 @@ func (c *checker) start(h header, err error) {
 	if err != nil || h.Seq <= 1 || h.Seq-1 > uint64(len(c.hashes)) {
 		return
 	}
-	c.report.First, c.prev = h.Seq, h.Prev
-	for _, h := range c.hashes[:h.Seq-1] {
-		c.push(h)
+	c.report.First = h.Seq
+	c.skip(h)
+}
+
+// skip goes on with a record before which others are missing. Should they have been removed on
+// purpose, the tree proves what they were.
+func (c *checker) skip(h header) {
+	c.missing = append(c.missing, audit.Removal{From: c.next(), To: h.Seq - 1})
+	for c.next() < h.Seq && c.tree.size < uint64(len(c.hashes)) {
+		c.push(c.hashes[c.tree.size])
 	}
+	c.prev = h.Prev
+}
+
+// unexplained is the first of records that are missing and that no record tells to be removed;
+// 0 is none.
+func (c *checker) unexplained(missing audit.Removal) uint64 {
+	slices.SortFunc(c.removed, func(a, b audit.Removal) int { return cmp.Compare(a.From, b.From) })
+	at := missing.From
+	for _, r := range c.removed {
+		if r.From <= at && r.To >= at {
+			at = r.To + 1
+		}
+	}
+	if at > missing.To {
+		return 0
+	}
+	return at
 }
 
 // content checks one record.
@@ -303,7 +324,7 @@ func (c *checker) content(l header) {
 			break
 		}
 		if json.Unmarshal(l.Data, &removal) == nil {
-			c.removed = max(c.removed, removal.To)
+			c.removed = append(c.removed, removal)
 		}
 	}
 	for _, b := range l.Blobs {
@@ -374,8 +395,10 @@ func (c *checker) end() {
 	if !c.unsigned.IsZero() && len(r.Keys) > 0 && time.Since(c.unsigned) > unsignedTime {
 		r.problem(r.SignedTo+1, "no checkpoint covers the records from here on, though a server signs within seconds: it was killed and not started again, or checkpoints were taken away")
 	}
-	if r.First > c.removed+1 {
-		r.problem(1, "records 1 to %d are missing, and no record tells that they were removed", r.First-1)
+	for _, m := range c.missing {
+		if n := c.unexplained(m); n > 0 {
+			r.problem(n, "it is missing, with all up to record %d, and no record tells that they were removed", m.To)
+		}
 	}
 }
 
