@@ -187,9 +187,24 @@ type Spec struct {
 	Deadline   time.Time   `json:"deadline"` // zero: none
 	OnDeadline OnDeadline  `json:"onDeadline"`
 	Guest      GuestConfig `json:"guest"`
+	// From is a directory that Sandbox.Snapshot filled, of a sandbox with the same layers and
+	// the same Limits.Disk: the new one begins with its files, and its own identity. It is only
+	// read, and needed until Create returns. "" begins with the layers alone.
+	From string `json:"from,omitempty"`
 	// Degraded is what the caller wanted and left out, because this host cannot give it.
 	// The policy shows it.
 	Degraded []string `json:"degraded,omitempty"`
+}
+
+// Saved is what a snapshot holds.
+type Saved struct {
+	Memory bool  `json:"memory"` // processes and what they had in memory, beside files
+	Size   int64 `json:"size"`   // bytes that it takes on disk
+	// Shared says that they are the sandbox's own until either is written to: the file system
+	// clones. Otherwise they were copied.
+	Shared bool `json:"shared"`
+	// Stopped is how long the sandbox stood still for it; 0 when it was paused.
+	Stopped time.Duration `json:"stopped"`
 }
 
 // GuestConfig is what the guest agent is told: at start through an inherited
@@ -273,4 +288,6 @@ type Probe struct {
 	Unlimited map[string]string `json:"unlimited,omitempty"`
 	// Degraded is what every sandbox lacks here, as Policy.Degraded has it.
 	Degraded []string `json:"degraded,omitempty"`
+	// Memory says that snapshots can keep processes and their memory.
+	Memory bool `json:"memory,omitempty"`
 }

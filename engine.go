@@ -91,6 +91,14 @@ type Sandbox interface {
 	// monitor, has none to give. One look at a time: a later one ends an earlier one.
 	Writable(ctx context.Context) (Writable, error)
 
+	// Snapshot saves the sandbox into dir, an existing empty directory that Spec.From takes, and
+	// returns when it is on disk. A running sandbox stands still meanwhile for as short as its
+	// level can, and goes on; a paused one stays paused. memory demands its processes too, beside
+	// its files. When it fails, what lies in dir is of no use. Conflict during another snapshot or
+	// a transition; Unsupported (memory at a level whose probe has none, or a disk that cannot be
+	// saved here); Unavailable (no room).
+	Snapshot(ctx context.Context, dir string, memory bool) (Saved, error)
+
 	// Events streams every later change of status, the last one with Exit set when
 	// the sandbox dies; then the channel is closed. It is also closed when ctx ends
 	// or the monitor is lost (the last status then has no Exit).

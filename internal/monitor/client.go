@@ -197,6 +197,12 @@ func (c *Client) Policy(ctx context.Context) (berm.Policy, error) {
 	return p, err
 }
 
+// Snapshot saves the sandbox's files into a directory.
+func (c *Client) Snapshot(ctx context.Context, dir string) (berm.Saved, error) {
+	r, err := c.call(ctx, request{Op: OpSnapshot, Directory: dir})
+	return value(r.Saved, err)
+}
+
 // Kill ends the sandbox and returns when it is gone.
 func (c *Client) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, error) {
 	r, err := c.call(ctx, request{Op: OpKill, Reason: reason})

@@ -2,6 +2,7 @@ package monitor
 
 import (
 	"encoding/json"
+	"errors"
 	"sync"
 	"time"
 
@@ -13,6 +14,8 @@ type Wall interface {
 	// Freeze stops every process where it is; Thaw lets them go on.
 	Freeze() error
 	Thaw() error
+	// Snapshot saves the files of frozen processes into a directory.
+	Snapshot(dir string) (berm.Saved, error)
 	Usage() (berm.Usage, error)
 	// Policy is a berm.Policy as JSON: the monitor passes on what it was given.
 	Policy() json.RawMessage
@@ -24,6 +27,8 @@ type Wall interface {
 // Machine is the state machine of one sandbox. It keeps the deadline by itself.
 type Machine struct {
 	wall Wall
+	// still is held while the processes are being frozen or thawed, or have to stay as they are.
+	still sync.Mutex
 
 	mu       sync.Mutex
 	status   berm.Status
@@ -55,6 +60,8 @@ func (m *Machine) Pause() error {
 	if err := m.enter(berm.Pausing); err != nil {
 		return err
 	}
+	m.still.Lock()
+	defer m.still.Unlock()
 	err := m.wall.Freeze()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,6 +84,8 @@ func (m *Machine) Resume(deadline time.Time) error {
 	if err := m.enter(berm.Resuming); err != nil {
 		return err
 	}
+	m.still.Lock()
+	defer m.still.Unlock()
 	err := m.wall.Thaw()
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -90,6 +99,37 @@ func (m *Machine) Resume(deadline time.Time) error {
 	m.setDeadline(deadline)
 	m.become(berm.Running)
 	return nil
+}
+
+// Snapshot saves the files into a directory. A sandbox that runs stands still for it; pauses and
+// deadlines that come meanwhile wait. Conflict during another one, or a transition.
+func (m *Machine) Snapshot(dir string) (saved berm.Saved, err error) {
+	if !m.still.TryLock() {
+		return saved, berm.Errorf(berm.Conflict, "another snapshot or a pause is under way")
+	}
+	defer m.still.Unlock()
+	switch status := m.Status(); {
+	case status.State == berm.Killed || m.Reason() != "":
+		return saved, gone()
+	case status.State == berm.Paused:
+		return m.wall.Snapshot(dir)
+	case status.State != berm.Running:
+		return saved, berm.Errorf(berm.Conflict, "the sandbox is %s", status.State)
+	}
+	begin := time.Now()
+	if err = m.wall.Freeze(); err == nil {
+		saved, err = m.wall.Snapshot(dir)
+	}
+	if thawed := m.wall.Thaw(); thawed != nil && m.Reason() == "" {
+		// What cannot be thawed is of no use to anybody, and must not look as if it ran.
+		m.Kill(berm.ReasonCrash)
+		err = errors.Join(err, thawed)
+	}
+	if m.Reason() != "" {
+		err = gone()
+	}
+	saved.Stopped = time.Since(begin)
+	return saved, err
 }
 
 // SetDeadline moves the deadline; zero removes it. A paused sandbox has none.

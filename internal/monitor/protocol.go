@@ -51,6 +51,7 @@ const (
 	OpPolicy   Op = "policy"
 	OpEvents   Op = "events" // answered with a reply per change until the sandbox dies
 	OpKill     Op = "kill"
+	OpSnapshot Op = "snapshot" // of the files, into a directory
 )
 
 // request is one line to the monitor.
@@ -60,6 +61,8 @@ type request struct {
 	Deadline time.Time       `json:"deadline,omitzero"`
 	Reason   berm.Reason     `json:"reason,omitempty"`
 	Create   json.RawMessage `json:"create,omitempty"` // of prepare and create: what the level needs
+	// Directory is where a snapshot goes, absolute.
+	Directory string `json:"directory,omitempty"`
 }
 
 // reply is one line from the monitor.
@@ -70,6 +73,7 @@ type reply struct {
 	Usage  *berm.Usage     `json:"usage,omitempty"`
 	Policy json.RawMessage `json:"policy,omitempty"`
 	Exit   *berm.Exit      `json:"exit,omitempty"`
+	Saved  *berm.Saved     `json:"saved,omitempty"`
 }
 
 // failure is an error on the wire.

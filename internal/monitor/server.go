@@ -208,6 +208,12 @@ func (s *Server) answer(r request) reply {
 		return reply{Usage: &usage}
 	case OpPolicy:
 		return reply{Policy: m.wall.Policy()}
+	case OpSnapshot:
+		saved, err := m.Snapshot(r.Directory)
+		if err != nil {
+			return reply{Error: failed(err)}
+		}
+		return reply{Saved: &saved}
 	case OpKill:
 		m.Kill(r.Reason)
 		m.Wait()

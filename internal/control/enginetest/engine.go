@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"syscall"
@@ -62,6 +63,11 @@ func (e *Engine) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, berm.Errorf(berm.Unavailable, "create: %w", err)
+	}
+	if spec.From != "" {
+		if _, err := os.Stat(filepath.Join(spec.From, "saved")); err != nil {
+			return nil, berm.Errorf(berm.NotFound, "the snapshot is not there: %w", err)
+		}
 	}
 	s := &state{engine: e, id: spec.ID, spec: spec, status: berm.Status{State: berm.Running, OnDeadline: spec.OnDeadline, Agent: 1}}
 	s.setDeadline(spec.Deadline)
@@ -419,6 +425,18 @@ func (h *handle) Kept(context.Context) (file *os.File, err error) {
 // Writable fails: nothing is written anywhere.
 func (h *handle) Writable(context.Context) (berm.Writable, error) {
 	return nil, berm.Errorf(berm.Unsupported, "a sandbox in memory writes nothing")
+}
+
+// Snapshot saves the id of the sandbox: nothing is written anywhere.
+func (h *handle) Snapshot(_ context.Context, dir string, memory bool) (saved berm.Saved, err error) {
+	err = h.in("Snapshot", func() error {
+		if memory {
+			return berm.Errorf(berm.Unsupported, "a sandbox in memory has none to save")
+		}
+		saved.Size = 4096
+		return os.WriteFile(filepath.Join(dir, "saved"), []byte(h.id), 0o600)
+	})
+	return saved, err
 }
 
 func (h *handle) Events(ctx context.Context) (<-chan berm.Status, error) {

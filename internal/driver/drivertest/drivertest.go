@@ -30,6 +30,7 @@ const (
 	Kernel      Feature = "kernel"       // programs inside call the host's kernel
 	Link        Feature = "link"         // a link to a network service outside
 	Writable    Feature = "writable"     // a look at what was written
+	Snapshot    Feature = "snapshot"     // snapshots of files
 )
 
 // Harness is one driver under test.
@@ -61,7 +62,7 @@ type testCase struct {
 
 // Run runs every case over a fresh harness.
 func Run(t *testing.T, fresh func(t *testing.T) Harness) {
-	for _, group := range [][]testCase{lifeCases, limitCases, wallCases, linkCases, lookCases, faultCases} {
+	for _, group := range [][]testCase{lifeCases, limitCases, wallCases, linkCases, lookCases, snapshotCases, faultCases} {
 		for _, c := range group {
 			t.Run(c.name, func(t *testing.T) {
 				if c.slow && os.Getenv("BERM_TEST_ALL") == "" {

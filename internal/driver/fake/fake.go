@@ -91,6 +91,11 @@ func check(spec berm.Spec) error {
 	case !slices.Contains([]berm.OnDeadline{"", berm.KillAtDeadline, berm.PauseAtDeadline}, spec.OnDeadline):
 		return berm.Errorf(berm.Invalid, "action at the deadline %q", spec.OnDeadline)
 	}
+	if spec.From != "" {
+		if _, err := os.Stat(filepath.Join(spec.From, "saved")); err != nil {
+			return berm.Errorf(berm.NotFound, "the snapshot is not there: %w", err)
+		}
+	}
 	for _, layer := range spec.Layers {
 		if !filepath.IsAbs(layer.Path) {
 			return berm.Errorf(berm.Invalid, "layer path %q", layer.Path)
@@ -204,6 +209,11 @@ func (h *Host) Crash(id berm.SandboxID, reason berm.Reason) {
 	if i != nil {
 		i.machine.Kill(reason)
 	}
+}
+
+// Snapshot saves nothing, for nothing is written anywhere.
+func (i *inmate) Snapshot(dir string) (berm.Saved, error) {
+	return berm.Saved{}, os.WriteFile(filepath.Join(dir, "saved"), nil, 0o600)
 }
 
 func (i *inmate) Freeze() error { return nil }
@@ -385,6 +395,16 @@ func (s *sandbox) Writable(context.Context) (berm.Writable, error) {
 
 // Kept fails as Keep does.
 func (s *sandbox) Kept(ctx context.Context) (*os.File, error) { return s.Link(ctx) }
+
+func (s *sandbox) Snapshot(_ context.Context, dir string, memory bool) (berm.Saved, error) {
+	if err := s.gone(); err != nil {
+		return berm.Saved{}, err
+	}
+	if memory {
+		return berm.Saved{}, berm.Errorf(berm.Unsupported, "a fake sandbox has no memory to save")
+	}
+	return s.i.machine.Snapshot(dir)
+}
 
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
 	if err := s.gone(); err != nil {

@@ -295,6 +295,9 @@ func (d *Driver) check(spec berm.Spec) error {
 		return berm.Errorf(berm.Unsupported, "the template has set-uid programs, and this user can map no second id").
 			WithHint("give the user %d ids in /etc/subuid and /etc/subgid, or run berm serve as root", berm.IDsPerSandbox)
 	}
+	if err := d.checkFrom(spec); err != nil {
+		return err
+	}
 	for _, layer := range spec.Layers {
 		if !filepath.IsAbs(layer.Path) {
 			return invalid("layer path %q is not absolute", layer.Path)
@@ -304,6 +307,31 @@ func (d *Driver) check(spec berm.Spec) error {
 		}
 	}
 	return nil
+}
+
+// checkFrom refuses a snapshot that no sandbox of the spec can begin with.
+func (d *Driver) checkFrom(spec berm.Spec) error {
+	if spec.From == "" {
+		return nil
+	}
+	if d.upper(spec) != upperImage {
+		return unsaved()
+	}
+	info, err := os.Stat(filepath.Join(spec.From, launch.SavedDisk))
+	switch {
+	case err != nil:
+		return berm.Errorf(berm.NotFound, "the snapshot is not there: %w", err)
+	case info.Size() != spec.Limits.Disk:
+		return berm.Errorf(berm.Unsupported, "the snapshot is of a disk of %d bytes, which cannot become one of %d", info.Size(), spec.Limits.Disk).
+			WithHint("leave the limit of the disk as the snapshot has it")
+	}
+	return nil
+}
+
+// unsaved refuses snapshots of disks that are no file systems of their own.
+func unsaved() error {
+	return berm.Errorf(berm.Unsupported, "snapshots need a disk that is a file system of its own").
+		WithHint("run berm serve as root, and give the sandbox a limit of its disk")
 }
 
 // Create makes a sandbox and returns when its agent answers.
@@ -347,7 +375,10 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		return nil, err
 	}
 	s := &sandbox{driver: d, id: spec.ID}
-	if s.keeper = d.spares.take(order.Upper); s.keeper == nil {
+	if spec.From == "" { // what others begin with is no reason to have some in advance
+		s.keeper = d.spares.take(order.Upper)
+	}
+	if s.keeper == nil {
 		if s.keeper, err = d.spawn(ctx); err != nil {
 			return nil, err
 		}
@@ -390,7 +421,11 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	var err error
 	switch d.upper(spec) {
 	case upperImage:
-		upper.Image, err = d.image(spec.Limits.Disk)
+		if spec.From != "" {
+			upper.Image, upper.Used = filepath.Join(spec.From, launch.SavedDisk), true
+		} else {
+			upper.Image, err = d.image(spec.Limits.Disk)
+		}
 	case upperDirectory:
 		upper.Directory = d.disk(spec.ID)
 	}

@@ -106,6 +106,7 @@ func harness(t *testing.T, root string) drivertest.Harness {
 		h.Scope.IDs = ownIDs()
 		h.Scope.Cgroups = []string{filepath.Base(config.CgroupParent)}
 	} else {
+		h.Missing[drivertest.Snapshot] = "the disks of an ordinary user's sandboxes are no file systems of their own"
 		if err := feature.TmpfsAttributes.Check(t.Context()); err != nil && feature.TmpfsAttributes.Excused(err) {
 			h.Missing[drivertest.DiskLimit] = err.Error()
 			limits.Disk = 0

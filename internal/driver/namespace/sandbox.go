@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -15,6 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
+	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
@@ -206,6 +209,31 @@ func (s *sandbox) SetDeadline(ctx context.Context, deadline time.Time) error {
 func (s *sandbox) Status(ctx context.Context) (berm.Status, error) { return s.client.Status(ctx) }
 func (s *sandbox) Usage(ctx context.Context) (berm.Usage, error)   { return s.client.Usage(ctx) }
 func (s *sandbox) Policy(ctx context.Context) (berm.Policy, error) { return s.client.Policy(ctx) }
+
+// Snapshot has the monitor save the disk, and waits until it is on the host's.
+func (s *sandbox) Snapshot(ctx context.Context, dir string, memory bool) (berm.Saved, error) {
+	if memory {
+		return berm.Saved{}, berm.Errorf(berm.Unsupported, "the namespace level keeps files only: processes and their memory cannot be saved").
+			WithHint("the gvisor level keeps them")
+	}
+	if err := s.driver.room(); err != nil {
+		return berm.Saved{}, err
+	}
+	saved, err := s.client.Snapshot(ctx, dir)
+	if err != nil {
+		return berm.Saved{}, err
+	}
+	for _, path := range []string{filepath.Join(dir, launch.SavedDisk), dir} {
+		f, err := os.Open(path)
+		if err == nil {
+			err = errors.Join(f.Sync(), f.Close())
+		}
+		if err != nil {
+			return berm.Saved{}, berm.Errorf(berm.Internal, "write the snapshot to disk: %w", err)
+		}
+	}
+	return saved, failpoint.Hit("driver.saved")
+}
 
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
 	return s.client.Events(ctx)

@@ -122,11 +122,12 @@ func mkdir(path string, mode uint32) error {
 }
 
 // file writes a file. A symbolic link at path is replaced: templates have some
-// that point to files which are not there.
+// that point to files which are not there. So is a FIFO, which a sandbox may have left in its
+// snapshot and which would be waited for.
 func file(path, content string, mode uint32) error {
-	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NOFOLLOW | unix.O_CLOEXEC
+	const flags = unix.O_WRONLY | unix.O_CREAT | unix.O_TRUNC | unix.O_NOFOLLOW | unix.O_NONBLOCK | unix.O_CLOEXEC
 	fd, err := unix.Open(path, flags, mode)
-	if err == unix.ELOOP {
+	if err == unix.ELOOP || err == unix.ENXIO {
 		if err = unix.Unlink(path); err == nil {
 			fd, err = unix.Open(path, flags, mode)
 		}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -43,7 +44,9 @@ type Sandbox struct {
 	keepSocket *net.UnixListener
 	kept       *os.File // under mu; nil for none
 	upper      *os.File // root of the writable layer's mount; nil when init made it
-	looks      *looks   // at the writable layer; nil when there is none to see
+	image      *os.File // what that is a mount of; nil when it is of a directory
+	ending     atomic.Bool
+	looks      *looks // at the writable layer; nil when there is none to see
 	group      *cgroup.Group
 	claim      *claim.File // nil when nothing is claimed
 
@@ -67,23 +70,21 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 
 	// The image is copied and mounted while init is started.
 	type mounted struct {
-		fd  *os.File
-		err error
+		disk disk
+		err  error
 	}
 	upper := make(chan mounted, 1)
 	go func() {
-		var fd *os.File
-		var err error
+		var m mounted
 		if order.IDs.Kind == Leased { // else init makes it or clones it
-			fd, err = spare.take(order.Upper)
+			m.disk, m.err = spare.take(order.Upper)
 		}
-		upper <- mounted{fd, err}
+		upper <- m
 	}()
 	defer func() {
 		if upper != nil {
-			if m := <-upper; m.fd != nil {
-				m.fd.Close()
-			}
+			m := <-upper
+			m.disk.close()
 		}
 	}()
 
@@ -131,7 +132,7 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	if m.err != nil {
 		return nil, m.err
 	}
-	s.upper = m.fd
+	s.upper, s.image = m.disk.root, m.disk.image
 	trees, err := s.trees()
 	fds = append(fds, trees...)
 	if err != nil {
@@ -776,6 +777,7 @@ func (s *Sandbox) Usage() (berm.Usage, error) {
 // Kill begins the end of every process: the kernel ends a pid namespace with its
 // first process, whatever the others do.
 func (s *Sandbox) Kill() {
+	s.ending.Store(true)
 	_ = unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0)
 	go func() { _ = s.group.Kill(context.Background()) }()
 }
@@ -839,7 +841,7 @@ func (s *Sandbox) close() {
 	s.mu.Lock()
 	kept := s.kept
 	s.mu.Unlock()
-	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.pidfd, kept} {
+	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.image, s.pidfd, kept} {
 		if f != nil {
 			f.Close()
 		}

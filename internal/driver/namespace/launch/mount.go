@@ -2,9 +2,11 @@ package launch
 
 import (
 	"os"
+	"strconv"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
@@ -13,30 +15,66 @@ import (
 // the disk, and inode tables are not zeroed in the background.
 var imageOptions = []mount.Option{mount.Flag("noinit_itable"), mount.Flag("nobarrier"), mount.Flag("noauto_da_alloc")}
 
-// open makes the detached mount of the writable layer, or returns nil when init
-// makes it.
-func (u Upper) open() (*os.File, error) {
+// disk is a writable layer: its mount, nil when init makes it, and the image that it is of,
+// nil for none.
+type disk struct{ root, image *os.File }
+
+// close lets it go.
+func (d disk) close() {
+	for _, f := range []*os.File{d.root, d.image} {
+		if f != nil {
+			f.Close()
+		}
+	}
+}
+
+// open makes the detached mount of the writable layer.
+func (u Upper) open() (d disk, err error) {
+	cu := cleanup.Make(func() { d.close() })
+	defer cu.Clean()
 	switch {
 	case u.Image != "":
-		image, err := copyImage(u.Image)
-		if err != nil {
-			return nil, fault("copy the writable layer's image", err)
+		if d.image, err = copyImage(u.Image); err != nil {
+			return disk{}, fault("copy the writable layer's image", err)
 		}
-		defer image.Close()
 		monitor.Trace("image copied")
-		loop, err := mount.Loop(image, false, false)
+		loop, err := mount.Loop(d.image, false, false)
 		if err != nil {
-			return nil, err
+			return disk{}, err
 		}
 		defer loop.Close()
 		monitor.Trace("loop attached")
-		disk, err := file(mount.New("ext4", loop.Name(), mount.NoDev|mount.NoAtime, imageOptions...))
+		if d.root, err = file(mount.New("ext4", loop.Name(), mount.NoDev|mount.NoAtime, imageOptions...)); err != nil {
+			return disk{}, err
+		}
 		monitor.Trace("image mounted")
-		return disk, err
+		if u.Used {
+			if err := forgetOverlay(d.root); err != nil {
+				return disk{}, fault("prepare the writable layer", err)
+			}
+		}
 	case u.Directory != "":
-		return file(mount.Clone(unix.AT_FDCWD, u.Directory, false))
+		if d.root, err = file(mount.Clone(unix.AT_FDCWD, u.Directory, false)); err != nil {
+			return disk{}, err
+		}
 	}
-	return nil, nil
+	cu.Release()
+	return d, nil
+}
+
+// forgetOverlay removes what the overlay mount of another sandbox left beside the upper
+// directory: a mark that it was volatile, which would have the next one refused, and what it
+// was about to make.
+func forgetOverlay(mounted *os.File) error {
+	root, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(mounted.Fd())))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = root.Close() }()
+	if err := root.RemoveAll("work"); err != nil {
+		return err
+	}
+	return root.Mkdir("work", 0o700)
 }
 
 // open makes the detached mount of a tree.

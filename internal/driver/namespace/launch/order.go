@@ -106,6 +106,8 @@ type Tree struct {
 type Upper struct {
 	// Image is a formatted file system of the right size, of which a copy is mounted.
 	Image string `json:"image,omitempty"`
+	// Used says that the image is that of a sandbox.
+	Used bool `json:"used,omitempty"`
 	// Directory, by its absolute path, is used as it is; its size is not limited.
 	Directory string `json:"directory,omitempty"`
 	// With neither, init makes it from memory.

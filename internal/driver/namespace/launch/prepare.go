@@ -13,7 +13,7 @@ import (
 // layer. The kernel takes it back with the monitor.
 type Spare struct {
 	Upper Upper `json:"upper"`
-	root  *os.File
+	disk  disk
 }
 
 // Make carries out a request to prepare.
@@ -22,10 +22,10 @@ func (s *Spare) Make(order json.RawMessage) (err error) {
 		return err
 	}
 	if s.Upper.Image != "" {
-		if s.root, err = s.Upper.open(); err != nil {
+		if s.disk, err = s.Upper.open(); err != nil {
 			return err
 		}
-		warm(int(s.root.Fd()))
+		warm(int(s.disk.root.Fd()))
 	}
 	return failpoint.Hit("launch.prepare")
 }
@@ -43,15 +43,13 @@ func warm(root int) {
 
 // take returns the mount of a writable layer: the one that was made before if that is
 // of the same image, else a new one.
-func (s *Spare) take(u Upper) (*os.File, error) {
-	root := s.root
-	s.root = nil
-	if root != nil && s.Upper == u {
-		return root, nil
+func (s *Spare) take(u Upper) (disk, error) {
+	d := s.disk
+	s.disk = disk{}
+	if d.root != nil && s.Upper == u {
+		return d, nil
 	}
-	if root != nil {
-		root.Close()
-	}
+	d.close()
 	return u.open()
 }
 

@@ -102,9 +102,11 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 	}
 	monitor.Trace("planned")
 	if s.order.IDs.Kind == Leased && s.order.Upper.Directory != "" {
-		if s.upper, err = s.order.Upper.open(); err != nil {
+		d, err := s.order.Upper.open()
+		if err != nil {
 			return Ended{}, err
 		}
+		s.upper = d.root
 	}
 	trees, err := s.trees()
 	defer func() {

@@ -1,0 +1,219 @@
+package drivertest
+
+import (
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// snapshot saves a sandbox and returns where.
+func snapshot(t *testing.T, s berm.Sandbox) string {
+	t.Helper()
+	dir := t.TempDir()
+	if _, err := s.Snapshot(testContext(t), dir, false); err != nil {
+		t.Fatalf("snapshot: %v (%s)", err, berm.HintOf(err))
+	}
+	return dir
+}
+
+// from makes a sandbox begin with a snapshot.
+func from(dir string) func(*berm.Spec) { return func(spec *berm.Spec) { spec.From = dir } }
+
+// identity is what no two sandboxes share.
+const identity = "cat /etc/machine-id /proc/sys/kernel/random/boot_id"
+
+// snapshotCases save sandboxes and begin with what was saved.
+var snapshotCases = []testCase{
+	{name: "SnapshotKeepsFiles", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		sh(t, s, `mkdir /d && echo one >/d/f && ln /d/f /d/hard && ln -s f /d/soft && chmod 4711 /d/f && mkfifo /d/pipe && mkdir /bin2 && cp /bin/sh /bin2/sh
+			echo changed >/etc/motd; rm -rf /root; dd if=/dev/urandom of=/d/big bs=65536 count=64 2>/dev/null; sha256sum /d/big >/d/sum
+			sh -c 'while echo tick >>/d/ticks; do sleep 0.01; done' >/dev/null 2>&1 &
+			until test -s /d/ticks; do sleep 0.01; done`)
+		dir := snapshot(t, s)
+		// The one that was saved goes on.
+		before := sh(t, s, "wc -l </d/ticks")
+		eventually(t, patience, func() error {
+			if now := sh(t, s, "wc -l </d/ticks"); now == before {
+				return fmt.Errorf("%s ticks as before", now)
+			}
+			return nil
+		})
+		own := sh(t, s, identity)
+		sh(t, s, "rm -rf /d")
+		var children []berm.Sandbox
+		for _, name := range []string{"left", "right"} {
+			child := create(t, h, from(dir), func(spec *berm.Spec) { spec.Hostname = name })
+			if got := sh(t, child, "hostname; cat /etc/hostname"); got != name+"\n"+name {
+				t.Errorf("its name is %q", got)
+			}
+			children = append(children, child)
+			if got := sh(t, child, `cd /d && cat f hard soft | sort -u && sha256sum -c sum >/dev/null && stat -c '%a %h %F' f pipe && readlink soft && cat /etc/motd && ls -d /root 2>&1 | wc -l && test ! -e /root && tail -n 1 ticks`); got != "one\n4711 2 regular file\n644 1 fifo\nf\nchanged\n1\ntick" {
+				t.Errorf("%q", got)
+			}
+			if id := sh(t, child, identity); id == own || sharesLine(id, own) {
+				t.Errorf("of the new one %q, of the old one %q", id, own)
+			}
+			if n := sh(t, child, "n=$(wc -l </d/ticks); sleep 0.1; echo $(($(wc -l </d/ticks) - n))"); n != "0" {
+				t.Errorf("a process goes on in a sandbox of files: %s", n)
+			}
+		}
+		if a, b := sh(t, children[0], identity), sh(t, children[1], identity); sharesLine(a, b) {
+			t.Errorf("two of one snapshot: %q and %q", a, b)
+		}
+		sh(t, children[0], "echo two >/d/f")
+		if got := sh(t, children[1], "cat /d/f"); got != "one" {
+			t.Errorf("what its sibling wrote shows: %q", got)
+		}
+		// And a snapshot of one that began with a snapshot.
+		again := create(t, h, from(snapshot(t, children[0])))
+		if got := sh(t, again, "cat /d/f; test ! -e /root"); got != "two" {
+			t.Errorf("the second generation has %q", got)
+		}
+	}},
+	{name: "SnapshotOfPaused", needs: []Feature{Snapshot, Exec, Freeze}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		sh(t, s, "echo one >/f")
+		if err := s.Pause(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		dir := snapshot(t, s)
+		if status, err := s.Status(testContext(t)); err != nil || status.State != berm.Paused {
+			t.Errorf("%+v, %v", status, err)
+		}
+		kill(t, s)
+		// With the id of the one that was, as a resume has it.
+		if got := sh(t, create(t, h, from(dir), func(spec *berm.Spec) { spec.ID = s.ID() }), "cat /f"); got != "one" {
+			t.Errorf("%q", got)
+		}
+	}},
+	{name: "SnapshotOfAWreck", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		sh(t, s, "rm -f /etc/hostname /etc/hosts /etc/machine-id; mkfifo /etc/hostname; ln -s /proc/self/mem /etc/hosts; ln -s /nowhere /etc/machine-id; echo kept >/f")
+		if got := sh(t, create(t, h, from(snapshot(t, s))), "cat /etc/hostname /f"); got != "box\nkept" {
+			t.Errorf("%q", got)
+		}
+	}},
+	{name: "SnapshotRefused", needs: []Feature{Snapshot}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		if !h.Driver.Probe(testContext(t)).Memory {
+			_, err := s.Snapshot(testContext(t), t.TempDir(), true)
+			want(t, err, berm.Unsupported)
+			if berm.HintOf(err) == "" && h.Missing[Exec] == "" {
+				t.Errorf("no hint which level can: %v", err)
+			}
+		}
+		_, err := s.Snapshot(testContext(t), filepath.Join(t.TempDir(), "missing"), false)
+		if err == nil {
+			t.Error("saved into no directory")
+		}
+		if err := health(testContext(t), s); err != nil {
+			t.Errorf("after a snapshot that failed: %v", err)
+		}
+		dir := snapshot(t, s)
+		spec := h.Spec()
+		spec.From = t.TempDir()
+		_, err = h.Driver.Create(testContext(t), spec)
+		want(t, err, berm.NotFound)
+		if h.Missing[DiskLimit] == "" {
+			spec = h.Spec()
+			spec.From, spec.Limits.Disk = dir, spec.Limits.Disk+1<<20
+			_, err = h.Driver.Create(testContext(t), spec)
+			want(t, err, berm.Unsupported)
+		}
+		kill(t, s)
+		_, err = s.Snapshot(testContext(t), t.TempDir(), false)
+		want(t, err, berm.NotFound)
+	}},
+	{name: "SnapshotsAtOnce", needs: []Feature{Snapshot}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		var group sync.WaitGroup
+		errs := make(chan error, 8)
+		for range cap(errs) {
+			dir := t.TempDir()
+			group.Go(func() {
+				_, err := s.Snapshot(testContext(t), dir, false)
+				errs <- err
+			})
+		}
+		group.Wait()
+		done := 0
+		for range cap(errs) {
+			switch err := <-errs; {
+			case err == nil:
+				done++
+			case berm.KindOf(err) != berm.Conflict:
+				t.Error(err)
+			}
+		}
+		if done == 0 {
+			t.Error("none was taken")
+		}
+	}},
+	{name: "KillDuringSnapshot", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
+		for i := range 6 {
+			s := create(t, h)
+			sh(t, s, "dd if=/dev/zero of=/big bs=1048576 count=24 2>/dev/null")
+			done := make(chan error, 1)
+			dir := t.TempDir()
+			go func() {
+				_, err := s.Snapshot(testContext(t), dir, false)
+				done <- err
+			}()
+			time.Sleep(time.Duration(i*i) * time.Millisecond)
+			kill(t, s)
+			if err := <-done; err != nil && berm.KindOf(err) != berm.NotFound {
+				t.Errorf("a snapshot that was cut: %v", err)
+			}
+		}
+	}},
+	{name: "SnapshotDuringWrites", needs: []Feature{Snapshot, Exec}, slow: true, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		// What is torn or missing shows in the product beside each number.
+		begin(t, s, `i=0; while :; do i=$((i+1)); echo "$i $((i * 7919))" >>/log; echo $i >/last.new; mv /last.new /last; done`)
+		eventually(t, patience, func() error {
+			if r, err := Shell(testContext(t), s, "test -e /last"); err != nil || r.Code != 0 {
+				return fmt.Errorf("%+v, %w", r, err)
+			}
+			return nil
+		})
+		for i := range 10 {
+			child := create(t, h, from(snapshot(t, s)))
+			if got := sh(t, child, `n=0; while read i h; do n=$((n+1)); [ "$i" = $n ] && [ "$h" = $((n * 7919)) ] || { echo "line $n: $i $h"; break; }; done </log
+				last=$(cat /last); [ $((n - last)) -le 1 ] && [ $((last - n)) -le 0 ] && echo whole || echo "$n lines, last $last"`); got != "whole" {
+				t.Errorf("snapshot %d: %s", i, got)
+			}
+			kill(t, child)
+		}
+	}},
+	{name: "PauseToFilesAHundredTimes", needs: []Feature{Snapshot, Exec, Freeze}, slow: true, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		for i := range 100 {
+			sh(t, s, fmt.Sprintf("echo %d >>/log && head -c %d /dev/urandom >/d%d && sha256sum /d%d >>/sums", i, 1+i*997, i%7, i%7))
+			if err := s.Pause(testContext(t)); err != nil {
+				t.Fatal(err)
+			}
+			dir := snapshot(t, s)
+			kill(t, s)
+			s = create(t, h, from(dir), func(spec *berm.Spec) { spec.ID = s.ID() })
+			if got := sh(t, s, "wc -l </log; tail -n 1 /log; tail -n 1 /sums | sha256sum -c >/dev/null && echo ok"); got != fmt.Sprintf("%d\n%d\nok", i+1, i) {
+				t.Fatalf("cycle %d: %q", i, got)
+			}
+		}
+	}},
+}
+
+// sharesLine says whether two texts have a line in common.
+func sharesLine(a, b string) bool {
+	for line := range strings.Lines(a) {
+		if strings.Contains(b, strings.TrimSpace(line)) {
+			return true
+		}
+	}
+	return false
+}

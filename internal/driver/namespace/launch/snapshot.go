@@ -1,0 +1,85 @@
+package launch
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// SavedDisk is the image of a snapshot in its directory: a file system of the size of the
+// disk that it is of.
+const SavedDisk = "disk"
+
+// Snapshot saves the writable layer while every process of the sandbox stands still.
+//
+// The file system itself is not frozen (FIFREEZE): that would outlive this process and keep
+// the disk for ever. With no process that could write, its sync leaves an image with all data in
+// it, which is as good as one that was unmounted but for the space of files that are open and have no name any more.
+func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
+	if s.image == nil {
+		return saved, berm.Errorf(berm.Unsupported, "the disk of this sandbox cannot be saved: it is no file system of its own").
+			WithHint("snapshots need a server of root and a sandbox with a limit of its disk")
+	}
+	failed := func(err error) (berm.Saved, error) {
+		if errors.Is(err, unix.ENOSPC) {
+			return saved, berm.Errorf(berm.Unavailable, "no room for a snapshot: %w", err).
+				WithHint("delete snapshots, kill sandboxes or make room where the server's data directory is")
+		}
+		return saved, fault("save the disk", err)
+	}
+	// Its own descriptors: the end of the sandbox closes the others.
+	image, err := duplicate(s.image)
+	if err != nil {
+		return failed(err)
+	}
+	defer image.Close()
+	root, err := unix.Openat(int(s.upper.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return failed(err)
+	}
+	err = unix.Syncfs(root)
+	_ = unix.Close(root)
+	if err != nil {
+		return failed(err)
+	}
+	monitor.Trace("disk synced")
+	if err := failpoint.Hit("launch.synced"); err != nil {
+		return saved, err
+	}
+	to, err := os.OpenFile(filepath.Join(dir, SavedDisk), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return failed(err)
+	}
+	defer to.Close()
+	if saved.Shared, err = copySparse(to, image, s.ending.Load); err != nil {
+		return failed(err)
+	}
+	monitor.Trace("disk saved")
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(to.Fd()), &stat); err != nil {
+		return failed(err)
+	}
+	saved.Size = stat.Blocks * 512
+	return saved, failpoint.Hit("launch.saved")
+}
+
+func duplicate(f *os.File) (*os.File, error) {
+	raw, err := f.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	err = errors.Join(raw.Control(func(original uintptr) {
+		fd, err = unix.FcntlInt(original, unix.F_DUPFD_CLOEXEC, 0)
+	}), err)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), f.Name()), nil
+}
