@@ -38,7 +38,7 @@ type FrameWriter struct {
 	head []byte
 }
 
-// NewFrameWriter writes to w, unbuffered.
+// NewFrameWriter writes to w, unbuffered: a frame is two writes.
 func NewFrameWriter(w io.Writer) *FrameWriter { return &FrameWriter{w: w} }
 
 // Write adds one frame; larger data becomes several.
@@ -51,7 +51,10 @@ func (w *FrameWriter) Write(f Frame) error {
 		w.head = append(w.head, byte(f.Stream))
 		w.head = binary.AppendUvarint(w.head, uint64(len(data)))
 		w.last = at
-		if _, err := w.w.Write(append(w.head, data...)); err != nil {
+		if _, err := w.w.Write(w.head); err != nil {
+			return err
+		}
+		if _, err := w.w.Write(data); err != nil {
 			return err
 		}
 		if len(f.Data) == 0 {

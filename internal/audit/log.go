@@ -262,6 +262,8 @@ func (l *Log) Size() int64 {
 // Rotate gives the current file another name, which it returns, made from the number of its
 // first record, and goes on in an empty one. A file without records stays.
 func (l *Log) Rotate(name func(first uint64) string) (string, error) {
+	l.syncing.Lock() // a file that is being saved must not be closed
+	defer l.syncing.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.err != nil || l.size == 0 {
@@ -322,9 +324,6 @@ func (l *Log) Sync() error {
 	if err := unix.Fdatasync(int(file.Fd())); err != nil {
 		l.mu.Lock()
 		defer l.mu.Unlock()
-		if l.file != file { // Rotate saved it
-			return nil
-		}
 		// The kernel forgets dirty pages after a failed sync: nobody can say what
 		// is on disk.
 		l.err = berm.Errorf(berm.Unavailable, "audit log cannot be saved: %w", err)
@@ -338,6 +337,8 @@ func (l *Log) Close() error {
 	close(l.stop)
 	<-l.stopped
 	_ = l.Sync()
+	l.syncing.Lock() // as in Rotate
+	defer l.syncing.Unlock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	err := l.err

@@ -38,7 +38,7 @@ func BenchmarkOutput(b *testing.B) {
 					m = start()
 				}
 				for at := 0; at < len(frame); at += 32 << 10 {
-					m.take(frame[at:min(at+32<<10, len(frame))])
+					m.queue.put(piece{data: frame[at:min(at+32<<10, len(frame))]})
 				}
 			}
 			m.finish(audit.OK, "")

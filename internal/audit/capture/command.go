@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -28,13 +27,14 @@ type command struct {
 	began    time.Time
 	format   format
 	release  func()
+	queue    *queue
 
-	mu     sync.Mutex
+	// Of the queue's work, and of finish after that.
+	now    time.Duration // when what is looked at came
 	out    output
 	stream reader
 	bytes  int64 // of output
 	ended  bool  // the agent told how the command ended
-	done   bool  // it is recorded
 	odd    string
 	decode []byte
 }
@@ -56,11 +56,11 @@ func (c *Recorder) start(r *http.Request, who Caller) (Call, error) {
 	if err := f.decode(content, &request); err != nil {
 		return nil, err
 	}
-	now := time.Now()
 	user, _, _ := r.BasicAuth()
-	m := &command{recorder: c, who: who, trace: newTrace(), began: now, format: f, data: describe(&request, user)}
-	m.out = output{dir: c.dir, began: now}
+	m := &command{recorder: c, who: who, trace: newTrace(), began: time.Now(), format: f, data: describe(&request, user)}
+	m.out = output{dir: c.dir}
 	m.stream = reader{message: m.message, skipped: m.skipped}
+	m.queue = newQueue(m.take)
 	if !who.Known {
 		return m, nil
 	}
@@ -94,7 +94,8 @@ func (m *command) Answer(r *http.Response) error {
 	refused := r.StatusCode == http.StatusUnauthorized
 	switch {
 	case !m.who.Known && refused:
-		f.over, m.done = true, true
+		f.over = true
+		m.queue.close()
 	case !m.who.Known: // the agent did what it was not expected to do
 		m.who.Known = true
 		if err := m.begin(); err != nil {
@@ -136,7 +137,7 @@ func (f *follower) Read(p []byte) (int, error) {
 	if f.over {
 		return n, err
 	}
-	f.take(p[:n])
+	f.queue.put(piece{at: time.Since(f.began), data: p[:n]})
 	if err != nil {
 		f.over = true
 		f.finish(audit.OK, "")
@@ -158,11 +159,14 @@ func (f *follower) Close() error {
 	return nil
 }
 
-func (m *command) take(p []byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.ended {
-		m.stream.feed(p)
+// take looks at a piece of the answer.
+func (m *command) take(p piece) {
+	m.now = p.at
+	switch {
+	case p.resize && m.recorder.output:
+		m.out.add(m.now, audit.Resize, p.data)
+	case !p.resize && !m.ended:
+		m.stream.feed(p.data)
 	}
 }
 
@@ -170,7 +174,7 @@ func (m *command) take(p []byte) {
 func (m *command) skipped(n int64) {
 	m.odd = "a part of the answer could not be read"
 	if m.recorder.output {
-		m.out.miss(n)
+		m.out.miss(m.now, n)
 	}
 }
 
@@ -243,7 +247,7 @@ func (m *command) output(stream audit.Stream, data []byte) {
 	if !m.recorder.output {
 		return
 	}
-	m.out.add(stream, data)
+	m.out.add(m.now, stream, data)
 }
 
 // end takes how the command ended.
@@ -268,14 +272,11 @@ func signalName(text string) string {
 	return text
 }
 
-// finish records the end of the command. The first call does.
+// finish records the end of the command, after all that came until then. The first call does.
 func (m *command) finish(outcome audit.Outcome, reason string) {
-	m.mu.Lock()
-	if m.done {
-		m.mu.Unlock()
+	if !m.queue.close() {
 		return
 	}
-	m.done = true
 	blobs, err := m.out.end()
 	m.data.Millis, m.data.Output = time.Since(m.began).Milliseconds(), m.bytes
 	switch {
@@ -291,10 +292,8 @@ func (m *command) finish(outcome audit.Outcome, reason string) {
 	if err != nil {
 		reason = strings.TrimPrefix(reason+"; its output is not kept: "+err.Error(), "; ")
 	}
-	data := m.data
-	m.mu.Unlock()
-	m.recorder.forget(m, uint32(data.PID))
-	m.recorder.tell(m.who, audit.Record{Type: audit.ExecExit, Outcome: outcome, Reason: reason, Data: data, Blobs: blobs, TraceID: m.trace})
+	m.recorder.forget(m, uint32(m.data.PID))
+	m.recorder.tell(m.who, audit.Record{Type: audit.ExecExit, Outcome: outcome, Reason: reason, Data: m.data, Blobs: blobs, TraceID: m.trace})
 }
 
 // started lets a command be found by its process.
@@ -347,11 +346,7 @@ func (u *resize) Answer(r *http.Response) error {
 	if m == nil || r.StatusCode != http.StatusOK {
 		return nil
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if !m.done && m.recorder.output {
-		m.out.add(audit.Resize, []byte(u.size))
-	}
+	m.queue.put(piece{at: time.Since(m.began), resize: true, data: []byte(u.size)})
 	return nil
 }
 

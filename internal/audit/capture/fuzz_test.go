@@ -35,7 +35,7 @@ func FuzzStream(f *testing.F) {
 			t.Fatalf("the answer was changed: %q, %v", got, err)
 		}
 		r.Body.Close()
-		if m := call.(*command); !m.done || !released {
+		if m := call.(*command); m.queue.close() || !released {
 			t.Fatal("the command is not finished")
 		}
 	})

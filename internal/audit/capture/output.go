@@ -19,7 +19,6 @@ const (
 // output keeps the frames of one command.
 type output struct {
 	dir     string
-	began   time.Time
 	blob    *audit.BlobWriter // nil before the first frame
 	buffer  *bufio.Writer
 	frames  *audit.FrameWriter
@@ -34,11 +33,10 @@ type output struct {
 }
 
 // add takes a piece of output. data is copied if it must be.
-func (o *output) add(stream audit.Stream, data []byte) {
+func (o *output) add(at time.Duration, stream audit.Stream, data []byte) {
 	if o.failed != nil || len(data) == 0 {
 		return
 	}
-	at := time.Since(o.began)
 	if !o.full && o.head+int64(len(data))+frameCost*int64(1+len(data)/audit.MaxFrame) <= maxHead {
 		o.keep(audit.Frame{At: at, Stream: stream, Data: data})
 		return
@@ -72,8 +70,7 @@ func (o *output) lost(at time.Duration, n int64) {
 }
 
 // miss takes note of output that could not be read.
-func (o *output) miss(n int64) {
-	at := time.Since(o.began)
+func (o *output) miss(at time.Duration, n int64) {
 	if o.full = o.full || o.head > maxHead; o.full {
 		o.lost(at, n)
 		return
@@ -94,7 +91,7 @@ func (o *output) keep(f audit.Frame) {
 		if o.blob, o.failed = audit.NewBlob(o.dir, audit.KindFrames); o.failed != nil {
 			return
 		}
-		o.buffer = bufio.NewWriterSize(o.blob, 16<<10)
+		o.buffer = bufio.NewWriterSize(o.blob, 64<<10)
 		o.frames = audit.NewFrameWriter(o.buffer)
 	}
 	o.failed = o.frames.Write(f)
