@@ -17,7 +17,7 @@ type Type string
 // The record types.
 const (
 	APICall       Type = "api.call"       // data: route, method, status
-	SandboxCreate Type = "sandbox.create" // data: template, level, limits
+	SandboxCreate Type = "sandbox.create" // data: template, templateID, level, limits
 	SandboxStart  Type = "sandbox.start"  // the guest agent answered; data: ms
 	SandboxPause  Type = "sandbox.pause"
 	SandboxResume Type = "sandbox.resume"

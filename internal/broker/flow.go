@@ -116,16 +116,17 @@ func (f *flow) serve(conn net.Conn) {
 	x.mu.Lock()
 	delete(x.live, f)
 	x.mu.Unlock()
-	if err == nil || errors.Is(err, net.ErrClosed) {
+	// Before there was a request.
+	what := egress.Outcome(err)
+	if what == "" {
 		return
 	}
-	// Before there was a request.
 	var reason inspect.Reason // none: it failed
 	if denial := (*inspect.Denial)(nil); errors.As(err, &denial) {
 		reason = denial.Reason
 	}
 	e := f.event(time.Now(), reason)
-	e.Detail = err.Error()
+	e.Detail = what
 	_ = x.tell(e)
 }
 

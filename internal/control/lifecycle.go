@@ -82,7 +82,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
-		"template": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline,
+		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline,
 	}); err != nil {
 		return Sandbox{}, err
 	}

@@ -3,6 +3,8 @@ package control
 import (
 	"context"
 	"encoding/json"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -465,5 +467,9 @@ func (s *session) log(level, message string, fields map[string]string) {
 	if err != nil {
 		s.m.Log.Error("log line lost", "sandbox", s.info.ID, "error", err)
 	}
-	s.m.Log.Info(message, "sandbox", s.info.ID, "fields", fields)
+	attrs := []any{"sandbox", s.info.ID}
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
+		attrs = append(attrs, name, fields[name])
+	}
+	s.m.Log.Info(message, attrs...)
 }

@@ -331,8 +331,10 @@ func (x *exchange) failed(_ http.ResponseWriter, out *http.Request, err error) {
 	if denial := (*Denial)(nil); errors.As(context.Cause(out.Context()), &denial) {
 		err = denial // the policy has changed
 	}
-	x.record.Err = err.Error()
 	denial := x.explain(err)
+	if !denial.Reason.Failed() || denial.Reason == ReasonUpstream && !said(err) {
+		x.record.Err = err.Error()
+	}
 	if denial.Reason == ReasonUpstream && x.in.Context().Err() != nil {
 		x.record.Err = "the client left before it was answered"
 		panic(http.ErrAbortHandler) // the client has left; a return would be status 200

@@ -4,8 +4,10 @@ import (
 	"context"
 	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"net/http"
+	"slices"
 	"syscall"
 	"time"
 
@@ -88,6 +90,13 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 	}
 	p.sites[key] = s
 	return s, nil
+}
+
+// said says whether what upstreamFailed tells of an error is all that there is to tell.
+func said(err error) bool {
+	var timeout net.Error
+	return errors.As(err, &timeout) && timeout.Timeout() || berm.KindOf(err) == berm.NotFound ||
+		slices.ContainsFunc([]error{syscall.ECONNREFUSED, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF}, func(target error) bool { return errors.Is(err, target) })
 }
 
 // upstreamFailed says what is wrong with an upstream, in words for the client: addresses

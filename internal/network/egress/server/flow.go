@@ -263,7 +263,7 @@ func (x *sandbox) record(f *flow) {
 	}
 	f.mu.Lock()
 	if f.failed != nil {
-		e.Detail, e.Unreached = f.failed.Error(), f.unreached
+		e.Detail, e.Unreached = egress.Outcome(f.failed), f.unreached
 	}
 	if v := f.denied; v != nil {
 		e.Action, e.Rule, e.Reason, e.Detail, e.Revision = string(policy.Deny), v.Rule, string(v.Reason), v.Explain(), v.Revision
