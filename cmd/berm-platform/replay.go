@@ -101,12 +101,14 @@ func begin(s string, t *replay.Timeline) (time.Time, error) {
 	if s == "" {
 		return time.Time{}, nil
 	}
+	var at time.Time
 	if d, err := time.ParseDuration(s); err == nil {
-		return t.Start.Add(d), nil
-	}
-	at, err := moment("from", s, t.Start)
-	if err != nil {
+		at = t.Start.Add(d)
+	} else if at, err = moment("from", s, t.Start); err != nil {
 		return time.Time{}, cli.UsageError{Err: fmt.Errorf("--from %q: it must be a time since the start such as 2m30s, or a time such as 2026-01-31 12:00", s)}
+	}
+	if at.After(t.End) {
+		return time.Time{}, berm.Errorf(berm.Invalid, "--from %s is after the last record, which is at %s (%s)", s, t.Clock(t.End), t.End.Local().Format(time.DateTime))
 	}
 	return at, nil
 }

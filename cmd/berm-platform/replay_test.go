@@ -77,6 +77,11 @@ func TestReplayInWords(t *testing.T) {
 			t.Errorf("%s: %v", line, err)
 		}
 	}
+	for _, from := range []string{"10h", "2100-01-01"} {
+		if _, errs := s.output(1, "replay", "--log", l.Dir, "--from", from, string(told)); !strings.Contains(errs, "--from "+from+" is after the last record, which is at 00:0") {
+			t.Errorf("--from %s: %s", from, errs)
+		}
+	}
 	page := filepath.Join(t.TempDir(), "page.html")
 	s.output(0, "replay", "--log", l.Dir, "--html", page, string(told))
 	if content, err := os.ReadFile(page); err != nil || !bytes.HasPrefix(content, []byte("<!doctype html>")) {

@@ -234,10 +234,11 @@ func fileLine(f File) string {
 func (a *account) network() {
 	a.title("What was contacted")
 	type contact struct {
-		flows, denied int
-		up, down      int64
-		first         time.Time
-		why           map[string]int
+		flows, requests int // that were allowed; requests are in flows, with their bytes
+		denied          int
+		up, down        int64
+		first           time.Time
+		why             map[string]int
 	}
 	contacts, order := map[string]*contact{}, []string(nil)
 	for _, e := range a.Events {
@@ -262,12 +263,16 @@ func (a *account) network() {
 				why += ": " + strings.Join(strings.Fields(f.Detail), " ") // it may have lines
 			}
 			c.why[why] += times
-		} else {
-			c.flows += times
-			if f.Unreached {
-				c.why["not reached: "+f.Detail]++
-			}
+			continue
 		}
+		if f.Unreached {
+			c.why["not reached: "+f.Detail]++
+		}
+		if f.Kind == "http" {
+			c.requests += times
+			continue
+		}
+		c.flows += times
 		c.up, c.down = c.up+f.Up, c.down+f.Down
 	}
 	if len(order) == 0 {
@@ -277,7 +282,7 @@ func (a *account) network() {
 		n := 0
 		for _, to := range order {
 			c := contacts[to]
-			if denied && c.denied == 0 || !denied && c.flows == 0 {
+			if denied && c.denied == 0 || !denied && c.flows+c.requests == 0 {
 				continue
 			}
 			if n++; n > maxList {
@@ -288,7 +293,14 @@ func (a *account) network() {
 				a.line("", fmt.Sprintf("%s, %s", to, count(c.denied, "time")))
 			} else {
 				a.out.WriteString("  " + a.style.Good("allow ") + " ")
-				a.line("", fmt.Sprintf("%s, %s, %d bytes out, %d in", to, count(c.flows, "time"), c.up, c.down))
+				text := to
+				if c.flows > 0 {
+					text += ", " + count(c.flows, "time")
+				}
+				if c.requests > 0 {
+					text += ", " + count(c.requests, "request")
+				}
+				a.line("", fmt.Sprintf("%s, %d bytes out, %d in", text, c.up, c.down))
 			}
 			for _, why := range slices.Sorted(maps.Keys(c.why)) {
 				if strings.HasPrefix(why, "not reached: ") != denied {
@@ -300,7 +312,7 @@ func (a *account) network() {
 			a.line("  ", fmt.Sprintf("and %d more", n-maxList))
 		}
 	}
-	if len(order) > 0 && !slices.ContainsFunc(order, func(to string) bool { return contacts[to].flows > 0 }) {
+	if len(order) > 0 && !slices.ContainsFunc(order, func(to string) bool { return contacts[to].flows+contacts[to].requests > 0 }) {
 		a.line("  ", "nothing")
 	}
 	tell(false)

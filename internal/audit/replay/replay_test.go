@@ -57,7 +57,7 @@ func TestCommands(t *testing.T) {
 	if !tl.Ended || tl.Reason != "killed" || tl.Template != "base" || !tl.Start.Before(tl.End) {
 		t.Errorf("%+v", tl)
 	}
-	if len(tl.Warnings) != 1 || !strings.Contains(tl.Warnings[0], "1 gaps") {
+	if len(tl.Warnings) != 1 || !strings.Contains(tl.Warnings[0], "(1 gap)") {
 		t.Errorf("warnings %q", tl.Warnings)
 	}
 	if _, err := Load(tl.source, "i0ccccccccccccccccccc"); berm.KindOf(err) != berm.NotFound {
@@ -231,6 +231,7 @@ func TestAccountAnswers(t *testing.T) {
 		"What was run", "exit 1", "go build ./...", "killed by SIGKILL", "/usr/bin/git 241",
 		"What changed", "add     /workspace/main.go", "delete  /etc/motd",
 		"What was contacted", "allow  git.test:443, 1 time, 1840 bytes out, 92144 in",
+		"allow  registry.test:443, 1 time, 1 request, 912 bytes out, 18231 in", // the request is in the connection
 		"What was denied, and why", "deny   telemetry.evil.test:443, 3 times", "no-rule, rule default: allow: [telemetry.evil.test]", "169.254.169.254:80", "metadata",
 		"use     git-token for git.test:443", "leak    git-token for registry.test:443",
 		"limit of memory was reached", "ended: killed",

@@ -221,7 +221,7 @@ func (t *Timeline) arrange() {
 		}
 	}
 	if gaps > 0 {
-		t.warn("records were lost (%d gaps): what follows is not all that happened", gaps)
+		t.warn("records were lost (%s): what follows is not all that happened", count(gaps, "gap"))
 	}
 }
 

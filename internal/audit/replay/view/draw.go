@@ -77,17 +77,43 @@ func (r rect) raw(c canvas, x, y int, s string, style screen.Style) int {
 	return x
 }
 
-const keys = "space play  ←→ 5 s  n/N event  d/D denial or failure  +- speed  tab pane  enter zoom  ? keys  q quit"
+// hints are the keys of the last line, the most wanted first; ? and q are always there.
+func (m *model) hints(w int) string {
+	all := []string{"space play", "tab pane", "←→ 5 s", "d denial or failure", "n event", "+- speed", "enter zoom", "c command"}
+	switch {
+	case m.diff != nil:
+		all = []string{"esc back", "↑↓ scroll", "space play"}
+	case m.pane() == filePane:
+		all = append([]string{"↑↓ enter what changed"}, slices.DeleteFunc(all, func(h string) bool { return h == "enter zoom" })...)
+	case m.zoom:
+		all = append([]string{"esc back"}, slices.DeleteFunc(all, func(h string) bool { return h == "enter zoom" })...)
+	case m.single():
+		all = slices.DeleteFunc(all, func(h string) bool { return h == "enter zoom" })
+	}
+	const last = "? keys  q quit"
+	text := ""
+	for _, h := range all {
+		if terminal.Width(text+h+"  "+last) > w {
+			break
+		}
+		text += h + "  "
+	}
+	return text + last
+}
+
+// single says that there is place for one pane alone.
+func (m *model) single() bool { return m.w < 90 || m.h < 20 }
 
 var helpText = []string{
 	"space      play, pause",
 	"← →        5 seconds back, on         < >   a minute",
 	"home end   to the start, to the end",
 	"n N        next event, the one before, of the pane with the focus",
-	"d D        next one that was denied or failed, the one before",
+	"d D        next one that was denied or failed, the one before: of the pane",
+	"           with the focus, or else of any, which gets the focus",
 	"+ -        faster, slower             i     skip what is idle, or not",
 	"tab 1-6    another pane",
-	"enter      one pane alone; in Files alone: what changed in the chosen file",
+	"enter      one pane alone, or not; in Files: what changed in the chosen file",
 	"esc        back",
 	"↑ ↓ pgup pgdn   scroll, or choose a file",
 	"c C        another command's terminal; past the last one the clock chooses",
@@ -105,14 +131,14 @@ func (m *model) draw(c canvas, w, h int) {
 	m.refresh()
 	m.head(c, all)
 	body := rect{0, 3, w, h - 4}
-	all.text(c, 0, h-1, keys, dim)
+	all.text(c, 0, h-1, m.hints(w), dim)
 	switch {
 	case m.help:
 		m.frame(c, body, "Keys", true)
 		for i, line := range helpText {
 			inner(body).text(c, 1, i+1, line, plain)
 		}
-	case m.zoom || w < 90 || h < 20:
+	case m.zoom || m.diff != nil || m.single():
 		m.one(c, body, m.pane())
 	default:
 		for p, r := range m.layout(body) {
@@ -196,7 +222,7 @@ func (m *model) head(c canvas, all rect) {
 	if m.t.Ended {
 		about = strings.TrimPrefix(about+", ended: "+m.t.Reason, ", ")
 	}
-	rest.text(c, x+2, 0, about, dim)
+	rest.raw(c, x+2, 0, terminal.Clip(terminal.Escape(about), max(0, rest.w-x-2)), dim)
 	total := m.t.End.Sub(m.t.Start)
 	column := func(at time.Time) int {
 		if total <= 0 {

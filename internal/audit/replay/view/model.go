@@ -167,24 +167,46 @@ func (m *model) eventsOf(p pane, until time.Time) []*replay.Event {
 	return m.t.Of(lane, until)
 }
 
-// step goes to the next or the last event of the focused pane that counts.
-func (m *model) step(forward bool, counts func(*replay.Event) bool) {
-	all := m.eventsOf(m.pane(), m.t.End)
-	if forward {
-		for _, e := range all {
-			if e.Time.After(m.now) && counts(e) {
-				m.seek(e.Time)
-				return
+// step goes to the next or the last of some events that is shown and counts, and returns it; nil
+// if there is none.
+func (m *model) step(all []*replay.Event, forward bool, counts func(*replay.Event) bool) *replay.Event {
+	there := func(e *replay.Event) bool {
+		return m.has(e) && counts(e) && (forward && e.Time.After(m.now) || !forward && e.Time.Before(m.now))
+	}
+	var found *replay.Event
+	if i := slices.IndexFunc(all, there); forward && i >= 0 {
+		found = all[i]
+	}
+	if !forward {
+		for _, e := range slices.Backward(all) {
+			if there(e) {
+				found = e
+				break
 			}
 		}
+	}
+	if found != nil {
+		m.seek(found.Time)
+	}
+	return found
+}
+
+// show gives the focus to the pane that tells an event, unless the one that has it does.
+func (m *model) show(e *replay.Event) {
+	if m.pane() == eventPane {
 		return
 	}
-	for _, e := range slices.Backward(all) {
-		if e.Time.Before(m.now) && counts(e) {
-			m.seek(e.Time)
-			return
+	at := eventPane
+	for p := range eventPane {
+		if lanes[p] == replay.Lane(e.Type) || p == terminalPane && replay.Lane(e.Type) == replay.Exec {
+			at = p
 		}
 	}
+	i := slices.Index(m.shown, at)
+	if i < 0 {
+		i = slices.Index(m.shown, eventPane)
+	}
+	m.focus, m.diff = i, nil
 }
 
 // speeds that the keys go through.
@@ -234,9 +256,13 @@ func (m *model) key(name string) bool {
 	case "End":
 		m.seek(m.t.End)
 	case "n", "N":
-		m.step(name == "n", m.has)
+		m.step(m.eventsOf(m.pane(), m.t.End), name == "n", func(*replay.Event) bool { return true })
 	case "d", "D":
-		m.step(name == "d", func(e *replay.Event) bool { return m.has(e) && e.Bad() })
+		if m.step(m.eventsOf(m.pane(), m.t.End), name == "d", (*replay.Event).Bad) == nil {
+			if e := m.step(m.t.Events, name == "d", (*replay.Event).Bad); e != nil {
+				m.show(e)
+			}
+		}
 	case "+", "=":
 		m.faster(1)
 	case "-":
@@ -258,12 +284,13 @@ func (m *model) key(name string) bool {
 		}
 	case "Enter":
 		switch {
-		case m.pane() == filePane && m.diff == nil && m.zoom && len(m.files) > 0:
+		case m.diff != nil:
+			m.diff, m.scroll[filePane] = nil, 0
+		case m.pane() == filePane && len(m.files) > 0:
 			file := m.files[min(m.pick, len(m.files)-1)]
 			m.diff, m.scroll[filePane], m.playing = &file, 0, false
 		default:
 			m.zoom = !m.zoom
-			m.diff = nil
 		}
 	case "Up", "Down", "PgUp", "PgDn":
 		m.move(map[string]int{"Up": -1, "Down": 1, "PgUp": -10, "PgDn": 10}[name])

@@ -92,9 +92,9 @@ func TestPanes(t *testing.T) {
 	m.seek(m.t.Commands[2].Start.Add(700 * time.Millisecond))
 	has("while npm runs", "#3 npm install", "⠙ fetching left-pad", "running for 00:00.700", "30 npm install", "modify /workspace/main.go",
 		"deny tcp telemetry.evil.test:443", "deny leak registry.test:443")
-	press(m, "End", "3", "Enter", "Down", "Down", "Down", "Enter")
+	press(m, "End", "3", "Down", "Down", "Down", "Enter")
 	has("difference", `-    fmt.Println("hello")`, `+    fmt.Println("hello, world")`)
-	press(m, "Esc", "Esc", "4", "Home", "d")
+	press(m, "Esc", "4", "Home", "d")
 	if at := m.t.Clock(m.now); at != "00:04.246" {
 		t.Errorf("the first denial is at %s", at)
 	}
@@ -104,10 +104,39 @@ func TestPanes(t *testing.T) {
 	has("another command", "#2 go build", "undefined: frobnicate", "exit 1")
 	press(m, "C", "C")
 	has("that which the clock chooses", "#3 npm install")
+	press(m, "2", "Home", "d") // processes tell of none
+	if at := m.t.Clock(m.now); at != "00:03.184" || m.pane() != terminalPane {
+		t.Errorf("from the processes: %s in %s", at, titles[m.pane()])
+	}
+	press(m, "3", "d")
+	if at := m.t.Clock(m.now); at != "00:04.246" || m.pane() != networkPane {
+		t.Errorf("from the files: %s in %s", at, titles[m.pane()])
+	}
 	press(m, "?")
 	has("keys", "next one that was denied")
 	if m.key("q") {
 		t.Error("q does not quit")
+	}
+}
+
+// What the last line says fits, whatever the terminal's width and the pane, and the list of keys
+// fits on the smallest usual terminal.
+func TestHintsFit(t *testing.T) {
+	for _, line := range helpText {
+		if w := terminal.Width(line); w > 80-4 {
+			t.Errorf("%q has %d columns", line, w)
+		}
+	}
+	m := view(t, id, Options{})
+	press(m, "End")
+	for _, w := range []int{20, 40, 80, 89, 90, 120, 200} {
+		for _, keys := range [][]string{{"1"}, {"3"}, {"3", "Enter"}, {"Esc"}, {"4", "Enter"}, {"Esc"}} {
+			press(m, keys...)
+			lines := strings.Split(strings.TrimRight(shown(t, m, w, 24), "\n"), "\n")
+			if last := strings.TrimRight(lines[len(lines)-1], " "); !strings.HasSuffix(last, "? keys  q quit") {
+				t.Errorf("%d columns, after %v: %q", w, keys, last)
+			}
+		}
 	}
 }
 
