@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ import (
 func newReplayCommand() *cobra.Command {
 	var logs logFlags
 	var only []string
-	var from, html string
+	var from, html, cast string
 	var speed float64
 	cmd := logs.add(&cobra.Command{
 		Use:   "replay SANDBOX",
@@ -32,7 +33,8 @@ credentials. The keys are shown; ? lists all.
 
 When the output is no terminal, an account of it is printed: what was run, what changed, what
 was contacted, what was denied and why, and then all events in order. --html writes a page
-that shows the same without a server, --json the events and the output, one object a line.
+that shows the same without a server, --json the events and the output, one object a line, --cast
+a recording of each command's terminal for asciinema.
 
 Output of commands is shown by a terminal that does nothing but show: no title, clipboard,
 link or query of a program in the sandbox reaches yours.`,
@@ -40,6 +42,7 @@ link or query of a program in the sandbox reaches yours.`,
   berm replay --from 2m30s --speed 4 i0abcdefghijklmnopqrs
   berm replay --only net,credential i0abcdefghijklmnopqrs | less
   berm replay --html session.html --log session.zip i0abcdefghijklmnopqrs
+  berm replay --cast casts i0abcdefghijklmnopqrs
   berm replay --json i0abcdefghijklmnopqrs | jq 'select(.outcome == "denied")'`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeFirstSandbox(),
@@ -50,6 +53,7 @@ link or query of a program in the sandbox reaches yours.`,
 	flags.Float64Var(&speed, "speed", 1, "how many times as fast as it was")
 	asJSON := flags.Bool("json", false, "print events and output, one JSON object a line")
 	flags.StringVar(&html, "html", "", "write a page for a browser to this file (- for stdout)")
+	flags.StringVar(&cast, "cast", "", "write what each command printed to N.cast in this `DIRECTORY`,\nas asciicast v2")
 	completeFlag(cmd, "only", cobra.FixedCompletions(replay.Lanes, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		id, err := sandboxID(args[0])
@@ -61,8 +65,8 @@ link or query of a program in the sandbox reaches yours.`,
 				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--only %q: the lanes are %s", lane, strings.Join(replay.Lanes, ", "))}
 			}
 		}
-		if *asJSON && html != "" {
-			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--json and --html are two forms of the output")}
+		if *asJSON && html != "" || cast != "" && (*asJSON || html != "" || len(only) > 0 || from != "") {
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--json, --html and --cast are three forms of the output; a cast is of all that was printed, without --only and --from")}
 		}
 		if !(speed > 0 && speed <= 1000) {
 			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--speed must be above 0 and at most 1000")}
@@ -80,6 +84,8 @@ link or query of a program in the sandbox reaches yours.`,
 		switch {
 		case *asJSON:
 			return replay.Entries(t, part, func(e replay.Entry) error { return cli.PrintJSONLine(out, e) })
+		case cast != "":
+			return writeCasts(cmd, cast, t)
 		case html == "-":
 			return web.Write(out, t, part)
 		case html != "":
@@ -94,6 +100,29 @@ link or query of a program in the sandbox reaches yours.`,
 		return replay.Account(out, t, part, terminal.StyleFor(out))
 	}
 	return cmd
+}
+
+// writeCasts writes an asciicast for each command whose output was kept.
+func writeCasts(cmd *cobra.Command, dir string, t *replay.Timeline) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return berm.Errorf(berm.KindOf(err), "%w", err)
+	}
+	n := 0
+	for _, c := range t.Commands {
+		if !c.HasOutput() {
+			continue
+		}
+		path := filepath.Join(dir, fmt.Sprintf("%d.cast", c.Number))
+		if err := writeWhole(path, func(w io.Writer) error { return replay.Cast(w, t, c) }); err != nil {
+			return err
+		}
+		n++
+	}
+	if n == 0 {
+		return berm.Errorf(berm.NotFound, "no output of a command of sandbox %s was kept", t.Sandbox)
+	}
+	cli.Notice(cmd, "%d casts are in %s; what plays one lets the programs' output act on its terminal", n, dir)
+	return nil
 }
 
 // begin is where a replay begins: after a time since the start, or at a time.

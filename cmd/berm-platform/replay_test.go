@@ -58,6 +58,23 @@ func (s *setup) offline() *setup {
 	return s
 }
 
+// glob reads all files in a directory.
+func glob(t *testing.T, dir string) (contents []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		content, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		contents = append(contents, string(content))
+	}
+	return contents
+}
+
 func TestReplayInWords(t *testing.T) {
 	s, l := newSetup(t), logged(t)
 	out, _ := s.output(0, "replay", "--log", l.Dir, string(told))
@@ -81,6 +98,19 @@ func TestReplayInWords(t *testing.T) {
 		if _, errs := s.output(1, "replay", "--log", l.Dir, "--from", from, string(told)); !strings.Contains(errs, "--from "+from+" is after the last record, which is at 00:0") {
 			t.Errorf("--from %s: %s", from, errs)
 		}
+	}
+	casts := filepath.Join(t.TempDir(), "casts")
+	s.output(0, "replay", "--log", l.Dir, "--cast", casts, string(told))
+	for _, name := range []string{"1.cast", "2.cast", "3.cast", "4.cast"} {
+		content, err := os.ReadFile(filepath.Join(casts, name))
+		if err != nil || !bytes.HasPrefix(content, []byte(`{"version":2,"width":`)) {
+			t.Errorf("%s: %.80s, %v", name, content, err)
+		}
+	}
+	s.output(2, "replay", "--log", l.Dir, "--cast", casts, "--json", string(told))
+	s.output(0, "replay", "--log", l.Dir, "--cast", casts, string(evil))
+	for _, content := range glob(t, casts) {
+		inert(t, content)
 	}
 	page := filepath.Join(t.TempDir(), "page.html")
 	s.output(0, "replay", "--log", l.Dir, "--html", page, string(told))

@@ -94,17 +94,26 @@ func Show(s *screen.Screen, f audit.Frame) {
 	case audit.Stdout, audit.Stderr:
 		_, _ = s.Write(f.Data)
 	case audit.Resize:
-		if columns, rows, ok := strings.Cut(string(f.Data), "x"); ok {
-			c, err := strconv.Atoi(columns)
-			r, err2 := strconv.Atoi(rows)
-			if errors.Join(err, err2) == nil && c > 0 && r > 0 {
-				s.Resize(c, r)
-			}
+		if columns, rows, ok := size(f.Data); ok {
+			s.Resize(columns, rows)
 		}
 	case audit.Cut:
-		n, _ := strconv.ParseUint(string(f.Data), 10, 64)
-		_, _ = s.Write([]byte("\x1b[m\r\n\x1b[7m[ " + strconv.FormatUint(n, 10) + " bytes were not kept ]\x1b[m\r\n"))
+		_, _ = s.Write([]byte(missing(f.Data)))
 	}
+}
+
+// size reads the data of a frame that tells the size of a terminal.
+func size(data []byte) (columns, rows int, ok bool) {
+	before, after, ok := strings.Cut(string(data), "x")
+	columns, err := strconv.Atoi(before)
+	rows, err2 := strconv.Atoi(after)
+	return columns, rows, ok && errors.Join(err, err2) == nil && columns > 0 && rows > 0
+}
+
+// missing is what a terminal shows in the place of output that was not kept.
+func missing(data []byte) string {
+	n, _ := strconv.ParseUint(string(data), 10, 64)
+	return "\x1b[m\r\n\x1b[7m[ " + strconv.FormatUint(n, 10) + " bytes were not kept ]\x1b[m\r\n"
 }
 
 // Transcript is what a command printed, as lines of text: of a terminal what left the screen
