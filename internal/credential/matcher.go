@@ -36,8 +36,8 @@ type matcher struct {
 	pairs   [1 << 16 / 64]uint64
 	nodes   []node // nodes[0] is the root
 	longest int
-	// window is how many bytes hold, in any encoding, as much of a needle as lets its start be
-	// kept back.
+	// window is how many bytes hold, in any encoding, as much of a needle as is masked without the
+	// rest.
 	window int64
 	folded bool // needles are found in upper and lower case
 }
@@ -46,9 +46,11 @@ type node struct {
 	next  []edge
 	fail  int32
 	depth int32
-	// keep is how many of the last bytes begin a needle so far that they are kept back until
-	// it is known whether they are one.
-	keep int32
+	// begun is how many of the last bytes begin a needle so far that they are masked, with as many
+	// as are missing of whole, whatever those are; begins is that needle, counted from one, and
+	// beginsGroup as group is.
+	begun, whole, begins int32
+	beginsGroup          int8
 	// found is the needle that ends here, counted from one; length is that of its text in this
 	// encoding. A longer text wins over those that are its ends.
 	found  int32
@@ -105,12 +107,13 @@ func newMatcherOf(needles []needle, folded bool) *matcher {
 	return m
 }
 
-// enough is how many bytes of a text must have come, in whatever encoding, before they are kept
-// back because they are its start. To keep back fewer would tell whoever sends and sees them that
-// they are right, and so the text character by character.
+// enough is how many bytes of a text must have come, in whatever encoding, before they are masked
+// because they are its start. To mask fewer would tell whoever sends and sees them that they are
+// right, and so the text character by character. What comes after them is masked up to the length
+// of the text whatever it is, which tells nothing about it.
 func enough(text string) int { return max(12, (len(text)+1)/2) }
 
-// add takes a text in. From says from which length on its start is kept back.
+// add takes a text in. From says from which length on its start is masked.
 func (m *matcher) add(text string, found int32, group int8, from int) {
 	at := int32(0)
 	for i := range len(text) {
@@ -121,8 +124,8 @@ func (m *matcher) add(text string, found int32, group int8, from int) {
 			m.nodes[at].next = append(m.nodes[at].next, edge{text[i], to})
 		}
 		at = to
-		if i+1 >= from {
-			m.nodes[at].keep = int32(i + 1)
+		if n := &m.nodes[at]; i+1 >= from && int32(len(text)) > n.whole {
+			n.begun, n.whole, n.begins, n.beginsGroup = int32(i+1), int32(len(text)), found, group
 		}
 	}
 	if m.nodes[at].found == 0 {
@@ -158,8 +161,9 @@ func (m *matcher) link() {
 	for len(queue) > 0 {
 		at := queue[0]
 		queue = queue[1:]
-		if n := &m.nodes[at]; n.keep == 0 || len(n.next) == 0 { // nothing longer begins with it
-			n.keep = m.nodes[n.fail].keep
+		if n := &m.nodes[at]; n.begun == 0 || len(n.next) == 0 { // nothing longer begins with it
+			f := &m.nodes[n.fail]
+			n.begun, n.whole, n.begins, n.beginsGroup = f.begun, f.whole, f.begins, f.beginsGroup
 		}
 		for _, e := range m.nodes[at].next {
 			fail := m.step(m.nodes[at].fail, e.b)

@@ -110,8 +110,8 @@ func TestMaskInPieces(t *testing.T) {
 	}
 }
 
-// What comes is kept back from one call of late to the next but one at most, and no more of it
-// than the start of a secret needs.
+// What comes is kept back from one call of late to the next but one at most. What begins like a
+// secret is masked up to the length of one, whatever follows.
 func TestKeepsBackNoMoreThanNeeded(t *testing.T) {
 	m := newMatcher([]needle{{tokenSecret, secret, "b"}})
 	start, rest := tokenSecret[:enough(tokenSecret)], tokenSecret[enough(tokenSecret):]
@@ -123,8 +123,8 @@ func TestKeepsBackNoMoreThanNeeded(t *testing.T) {
 	for _, step := range []struct{ in, out string }{
 		{"data: hello\n\n", ""}, {late, "data: hello\n\n"}, {late, ""},
 		{"CANARY-", ""}, {late, "CANARY-"}, {"one", ""}, {"two", ""}, {late, "one"}, {late, "two"},
-		{"a" + start, ""}, {late, "a"}, {late, ""}, {"x", ""}, {late, start}, {late, "x"},
-		{start, ""}, {late, ""}, {rest, ""}, {late, strings.Repeat("*", len(start))}, {late, strings.Repeat("*", len(rest))},
+		{"a" + start, ""}, {late, "a" + strings.Repeat("*", len(start))}, {late, ""}, {rest + "x", ""}, {late, strings.Repeat("*", len(rest)) + "x"},
+		{start, ""}, {strings.Repeat("y", len(rest)+2), ""}, {late, strings.Repeat("*", len(start))}, {late, strings.Repeat("*", len(rest)) + "yy"},
 		{strings.Repeat("z", int(m.window)+5), "zzzzz"}, {"yy", "zz"}, {late, strings.Repeat("z", int(m.window)-2)}, {late, "yy"},
 	} {
 		var out []byte
@@ -216,6 +216,60 @@ func TestStartsAreNotConfirmed(t *testing.T) {
 					}
 				}
 			}
+		}
+	}
+}
+
+// Whoever knows half of a secret, or more but not all, and sees it come back does not learn what
+// follows: a guess that is right and one that is wrong in the last character come back as the same
+// bytes, at the same stages, whatever is sent after them.
+func TestGuessesComeBackAlike(t *testing.T) {
+	long := "sk-ant-" + strings.Repeat("Qx7", 30)
+	for _, text := range []string{canary, "0123456789abcdefg", tokenSecret, long} {
+		m := newMatcher([]needle{{text, secret, "b"}, {"sk-live-another-one", secret, "c"}})
+		stages := func(guess string, n, size int) (seen []string) {
+			s := stream{matcher: m}
+			give := func(in string) {
+				out, found := s.feed(nil, []byte(in), true, false)
+				if found != nil {
+					t.Fatalf("%q is found in %q", text, guess)
+				}
+				seen = append(seen, string(out), string(s.late(nil)), string(s.late(nil)))
+			}
+			for len(guess) > 0 {
+				n := min(size, len(guess))
+				give(guess[:n])
+				guess = guess[n:]
+			}
+			give("-")
+			give(strings.Repeat("%2d-", n))
+			return seen
+		}
+		for i := enough(text) + 1; i < len(text); i++ {
+			wrong := encodings(text[:i-1] + string(text[i-1]^1))
+			for name, right := range encodings(text[:i]) {
+				if strings.HasPrefix(name, "base64") || len(right) != len(wrong[name]) {
+					continue
+				}
+				for _, size := range []int{len(right), len(right) - 1, len(right) - 3, 40} {
+					// Smaller pieces show the start; what is after it must not differ either.
+					a, b := stages(right, len(text), size), stages(wrong[name], len(text), size)
+					if !slices.Equal(a, b) {
+						t.Fatalf("%s: %q in pieces of %d comes back as %q, %q as %q", name, right, size, a, wrong[name], b)
+					}
+				}
+			}
+		}
+	}
+}
+
+// Who refuses replies with secrets refuses what begins like one, whether or not the rest comes.
+func TestBlockedByItsStart(t *testing.T) {
+	m := newMatcher([]needle{{canary, secret, "b"}})
+	for length, want := range map[int]bool{enough(canary) - 1: false, enough(canary): true, len(canary): true} {
+		s := stream{matcher: m}
+		if _, found := s.feed(nil, []byte(canary[:length]+"x"), false, false); (found != nil) != want {
+			t.Errorf("of %d bytes: found %v", length, found)
 		}
 	}
 }

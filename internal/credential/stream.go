@@ -10,6 +10,9 @@ type stream struct {
 	// hit is called for each needle, by the node that it was found with, and its place in the
 	// stream; false ends the search.
 	hit func(n *node, from, to int64) bool
+	// start is called for each node with which a needle has begun, as hit is; nil for nobody who
+	// wants to know.
+	start func(n *node, from, to int64)
 
 	pos   int64 // bytes seen
 	raw   int32 // state
@@ -24,7 +27,14 @@ type stream struct {
 	starts []int64
 
 	held []byte // of feed: seen, and not yet given on
+	base int64  // the place of the first byte of held, while feed runs
 	due  int64  // the place up to which late gives on
+
+	// Of a needle that has begun at since, what comes is masked before the place until, and, of
+	// the bytes with escapes undone, that many chars.
+	since, until int64
+	group        int8 // of what is masked until
+	chars        int64
 }
 
 // longestEscape is that of HTML: &#x010ffff; and the like.
@@ -33,7 +43,7 @@ const longestEscape = 11
 // run looks through the next bytes.
 func (s *stream) run(b []byte) {
 	for i := 0; i < len(b) && !s.ended; {
-		if s.raw == 0 && !s.apart {
+		if s.raw == 0 && !s.apart && s.pos >= s.until {
 			// Most bytes begin nothing.
 			n := i
 			for n+1 < len(b) {
@@ -50,8 +60,17 @@ func (s *stream) run(b []byte) {
 		i++
 		s.raw = s.step(s.raw, c)
 		s.pos++
-		if n := &s.nodes[s.raw]; n.found != 0 {
+		if s.pos <= s.until {
+			s.blank(s.pos-1, s.group)
+		}
+		n := &s.nodes[s.raw]
+		if n.found != 0 {
 			s.found(n, s.pos-int64(n.length), s.pos)
+		}
+		if n.begun != 0 && s.start != nil {
+			from := s.pos - int64(n.begun)
+			s.since, s.until, s.group = from, max(s.until, from+int64(n.whole)), n.beginsGroup
+			s.start(n, from, s.pos)
 		}
 		switch {
 		case s.apart:
@@ -65,8 +84,16 @@ func (s *stream) run(b []byte) {
 }
 
 func (s *stream) found(n *node, from, to int64) {
+	s.until, s.chars = min(s.until, to), 0 // it is whole
 	if !s.ended && !s.hit(n, from, to) {
 		s.ended = true
+	}
+}
+
+// blank masks a byte of a needle that has begun, if it is still there.
+func (s *stream) blank(at int64, group int8) {
+	if at >= s.base {
+		blot(s.held[at-s.base:at-s.base+1], group, int(at-s.since), true)
 	}
 }
 
@@ -77,6 +104,9 @@ func introduces(c byte) bool { return c == '%' || c == '\\' || c == '&' }
 
 // decode takes the byte at a place.
 func (s *stream) decode(c byte, at int64) {
+	if s.chars > 0 {
+		s.blank(at, 0)
+	}
 	if len(s.escaped) == 0 && !introduces(c) {
 		s.plain(c, at, at+1)
 		return
@@ -108,6 +138,7 @@ func (s *stream) decode(c byte, at int64) {
 func (s *stream) part(before int32) {
 	s.apart = true
 	s.dec = before
+	s.chars = max(s.until-(s.pos-1), 0)
 	s.starts = s.starts[:0]
 	for at := s.pos - 1 - int64(s.nodes[before].depth); at < s.pos-1; at++ {
 		s.starts = append(s.starts, at)
@@ -121,8 +152,14 @@ func (s *stream) plain(c byte, from, to int64) {
 	}
 	s.dec = s.step(s.dec, c)
 	s.starts = append(s.starts, from)
-	if n := &s.nodes[s.dec]; n.found != 0 {
+	s.chars = max(s.chars-1, 0)
+	n := &s.nodes[s.dec]
+	if n.found != 0 {
 		s.found(n, s.starts[len(s.starts)-int(n.length)], to)
+	}
+	if n.begun != 0 && s.start != nil {
+		s.chars = max(s.chars, int64(n.whole-n.begun))
+		s.start(n, s.starts[len(s.starts)-int(n.begun)], to)
 	}
 	if depth := int(s.nodes[s.dec].depth); len(s.starts) > 2*s.longest+64 {
 		s.starts = append(s.starts[:0], s.starts[len(s.starts)-depth:]...)
@@ -137,19 +174,8 @@ func (s *stream) join() {
 	depth := int64(s.nodes[s.dec].depth)
 	if depth == 0 || s.starts[int64(len(s.starts))-depth] == s.pos-depth {
 		s.apart = false
+		s.until, s.chars = max(s.until, s.pos+s.chars), 0
 	}
-}
-
-// pending returns the place from which on bytes are the start of a needle, so much of it that
-// nobody has guessed it.
-func (s *stream) pending() int64 {
-	from := s.pos - int64(s.nodes[s.raw].keep)
-	if s.apart {
-		if keep := int(s.nodes[s.dec].keep); keep > 0 {
-			from = min(from, s.starts[len(s.starts)-keep])
-		}
-	}
-	return from
 }
 
 // unescape reads one escape. It is complete when no more bytes are needed to tell; text is
@@ -270,22 +296,35 @@ func isEntity(c byte) bool {
 }
 
 // feed looks through piece, and appends to dst what is given on. The last bytes are kept back
-// whatever they are, so that a needle in several pieces is found before its start is gone; late
+// whatever they are, so that the start of a needle in several pieces is there to be masked; late
 // gives them on when no more comes. With last set nothing is kept. In mask, needles become
-// asterisks, so that lengths stay as they are. found is the first needle of this piece.
+// asterisks, so that lengths stay as they are; so do texts as long that only begin like one, far
+// enough. found is the first needle of this piece, or without mask what begins like one.
 func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *needle) {
-	base := s.pos - int64(len(s.held))
+	s.base = s.pos - int64(len(s.held))
 	fresh := len(s.held) == 0
 	s.held = append(s.held, piece...)
-	s.hit = func(n *node, from, to int64) bool {
+	cover := func(n int32, group int8, from, to int64, plain bool) {
 		if found == nil {
-			found = &s.needles[n.found-1]
+			found = &s.needles[n-1]
 		}
-		if mask && to > base { // an escape that is none may end a needle that is gone
-			skipped := max(base-from, 0) // it was given on
-			blot(s.held[from+skipped-base:to-base], n.group, int(skipped), to-from == int64(n.length))
+		if mask && to > s.base { // an escape that is none may end a needle that is gone
+			skipped := max(s.base-from, 0) // it was given on
+			blot(s.held[from+skipped-s.base:to-s.base], group, int(skipped), plain)
 		}
+	}
+	s.hit = func(n *node, from, to int64) bool {
+		cover(n.found, n.group, from, to, to-from == int64(n.length))
 		return mask
+	}
+	s.start = func(n *node, from, to int64) {
+		before := found
+		cover(n.begins, n.beginsGroup, from, to, to-from == int64(n.begun))
+		if mask {
+			found = before // whether it was one is not known
+		} else {
+			s.ended = true
+		}
 	}
 	s.run(piece)
 	if fresh {
@@ -293,7 +332,7 @@ func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *ne
 	}
 	keep := s.pos
 	if !last {
-		keep = min(s.pos-s.window, s.pending())
+		keep -= s.window
 	}
 	return s.release(dst, keep), found
 }
@@ -301,13 +340,13 @@ func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *ne
 // late appends to dst what was kept back when late was called last, or since nothing was. It is
 // to be called each time that bytes may be kept back, while waits is true.
 func (s *stream) late(dst []byte) []byte {
-	dst = s.release(dst, min(s.due, s.pending()))
+	dst = s.release(dst, s.due)
 	s.due = s.pos
 	return dst
 }
 
 // waits says whether late gives something on, at the first call or the second.
-func (s *stream) waits() bool { return s.pending() > s.pos-int64(len(s.held)) }
+func (s *stream) waits() bool { return len(s.held) > 0 }
 
 // release appends to dst what is kept back of the bytes before a place.
 func (s *stream) release(dst []byte, to int64) []byte {
