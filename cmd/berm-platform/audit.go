@@ -38,7 +38,7 @@ Records are found by an index that is a cache of the log: it is made anew when i
   berm audit --follow --sandbox i0abcdefghijklmnopqrs`,
 	}
 	queryAudit(cmd)
-	cmd.AddCommand(newAuditVerifyCommand(), newAuditExportCommand(), newAuditHoldCommand(), newAuditKeyCommand(), newAuditWitnessCommand())
+	cmd.AddCommand(newAuditChangesCommand(), newAuditVerifyCommand(), newAuditExportCommand(), newAuditHoldCommand(), newAuditKeyCommand(), newAuditWitnessCommand())
 	return cmd
 }
 

@@ -26,6 +26,22 @@ func (c *Client) Records(ctx context.Context, query url.Values) (lines []json.Ra
 	return page.Records, page.Next, err
 }
 
+// Looked is what a look at the files of a sandbox found. Reason says what is missing where not
+// everything is told.
+type Looked struct {
+	TraceID string        `json:"traceID"`
+	Outcome audit.Outcome `json:"outcome"`
+	Reason  string        `json:"reason,omitempty"`
+	Data    audit.Changes `json:"data"`
+}
+
+// Changes has the server record what a sandbox has written until now.
+func (c *Client) Changes(ctx context.Context, id berm.SandboxID) (Looked, error) {
+	var l Looked
+	_, err := c.call(ctx, http.MethodPost, "/berm/v1"+sandboxPath(id)+"/changes", nil, nil, &l)
+	return l, err
+}
+
 // Trail is what the server's audit log has of a sandbox. Its calls end with ctx.
 func (c *Client) Trail(ctx context.Context, id berm.SandboxID) trail.Source {
 	return &sandboxTrail{ctx, c, id}

@@ -168,7 +168,7 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
 		s.info.State = berm.Killed
 		m.work.Go(func() {
-			s.unseen("end", berm.Errorf(berm.NotFound, "it ended while no server ran"))
+			s.unseen(system, "end", berm.Errorf(berm.NotFound, "it ended while no server ran"))
 			close(s.looked)
 			s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "lost while no server ran", At: time.Now().UTC()})
 		})

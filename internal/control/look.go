@@ -3,12 +3,14 @@ package control
 import (
 	"context"
 	"crypto/rand"
+	"net/netip"
 	"strings"
 	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/layer"
+	"github.com/berm-sandbox/berm/internal/network/link"
 )
 
 const (
@@ -53,7 +55,7 @@ func (s *session) keepLook(err error) {
 			return
 		}
 		if s.state() == berm.Killed {
-			s.unseen("end", err)
+			s.unseen(system, "end", err)
 			return
 		}
 		if !sleep(s.m.ctx, wait) {
@@ -102,50 +104,85 @@ func (s *session) lastLook() error {
 	}
 	ctx, cancel := context.WithTimeout(s.m.ctx, left)
 	defer cancel()
-	s.record(ctx, written, "end")
+	_, _ = s.record(ctx, written, system, "end") // what is missing is told
 	return nil
 }
 
+// Changes looks at what a sandbox, running or paused, has written until now, and returns the
+// record of it, whose data are audit.Changes. What runs inside goes on writing meanwhile. Kinds:
+// Conflict while another look is under way or the state changes, Unsupported where what is written
+// is not recorded, Unavailable when the record could not be kept.
+func (m *Manager) Changes(ctx context.Context, id berm.SandboxID, actor audit.Actor) (audit.Record, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return audit.Record{}, err
+	}
+	if m.AuditDir == "" {
+		return audit.Record{}, berm.Errorf(berm.Unsupported, "this server does not record what sandboxes write").
+			WithHint("start it with --record changes")
+	}
+	if state := s.state(); state != berm.Running && state != berm.Paused {
+		return audit.Record{}, berm.Errorf(berm.Conflict, "sandbox %s is %s", id, state)
+	}
+	if !s.looking.TryLock() {
+		return audit.Record{}, berm.Errorf(berm.Conflict, "what sandbox %s has written is being looked at", id)
+	}
+	defer s.looking.Unlock()
+	return s.look(ctx, actor, "request")
+}
+
 // look records what the sandbox has written until now, and why it was looked at.
-func (s *session) look(ctx context.Context, at string) {
+func (s *session) look(ctx context.Context, actor audit.Actor, at string) (audit.Record, error) {
 	s.mu.Lock()
 	w := s.writable
 	s.mu.Unlock()
-	if w == nil {
-		return // the end tells why
+	if w == nil { // the end tells why
+		return audit.Record{}, berm.Errorf(berm.Unsupported, "what sandbox %s writes cannot be looked at", s.info.ID)
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), lookTime)
 	defer cancel()
 	written, err := w.Now(ctx)
 	if err != nil {
-		s.unseen(at, err)
-		return
+		s.unseen(actor, at, err)
+		return audit.Record{}, err
 	}
 	defer written.Close()
-	s.record(ctx, written, at)
+	return s.record(ctx, written, actor, at)
 }
 
-func (s *session) record(ctx context.Context, written *berm.Written, at string) {
-	records, err := layer.Records(ctx, written, s.m.AuditDir, at, strings.ToLower(rand.Text()))
+func (s *session) record(ctx context.Context, written *berm.Written, actor audit.Actor, at string) (audit.Record, error) {
+	records, err := layer.Records(ctx, written, s.identity(), s.m.AuditDir, at, strings.ToLower(rand.Text()))
 	if err != nil {
-		s.unseen(at, err)
-		return
+		s.unseen(actor, at, err)
+		return audit.Record{}, err
 	}
-	for _, r := range records {
-		r.Sandbox, r.Actor, r.Src, r.Trust = s.info.ID, system, "layer", audit.TrustHost
-		if err := s.m.Audit.Emit(r); err != nil {
-			s.m.Log.Error("audit record lost", "sandbox", s.info.ID, "type", r.Type, "error", err)
+	for i := range records {
+		r := &records[i]
+		r.Sandbox, r.Actor, r.Src, r.Trust = s.info.ID, actor, "layer", audit.TrustHost
+		if lost := s.m.Audit.Emit(*r); lost != nil {
+			s.m.Log.Error("audit record lost", "sandbox", s.info.ID, "type", r.Type, "error", lost)
+			err = lost
 		}
 	}
+	return records[0], err
+}
+
+// identity is what Berm has written into the sandbox.
+func (s *session) identity() layer.Identity {
+	i := layer.Identity{Sandbox: s.info.ID, Template: s.info.TemplateID, Nameserver: "127.0.0.1"}
+	if s.online != nil {
+		i.Nameserver = netip.AddrFrom4(link.Default.Gateway).String()
+	}
+	return i
 }
 
 // unseen records that it is not known what the sandbox has written.
-func (s *session) unseen(at string, err error) {
+func (s *session) unseen(actor audit.Actor, at string, err error) {
 	if s.m.AuditDir == "" {
 		return
 	}
 	r := audit.Record{
-		Sandbox: s.info.ID, Actor: system, Type: audit.FileChange, Src: "layer", Trust: audit.TrustHost,
+		Sandbox: s.info.ID, Actor: actor, Type: audit.FileChange, Src: "layer", Trust: audit.TrustHost,
 		Outcome: audit.Failed, Reason: err.Error(), Data: audit.Changes{At: at, Changes: []audit.Change{}},
 	}
 	if err := s.m.Audit.Emit(r); err != nil {

@@ -35,8 +35,9 @@ type session struct {
 	// looked is closed when what the sandbox wrote is recorded; writable is under mu.
 	looked   chan struct{}
 	writable berm.Writable
-	killedAt time.Time // since when it is Killed, under mu; zero before
-	online   *online   // nil for a sandbox without a link
+	looking  sync.Mutex // over a look that a client asked for
+	killedAt time.Time  // since when it is Killed, under mu; zero before
+	online   *online    // nil for a sandbox without a link
 }
 
 func newSession(m *Manager) *session {
@@ -157,7 +158,7 @@ func (s *session) pause(ctx context.Context, actor audit.Actor) error {
 	if endErr := s.end(berm.Paused, nil); endErr != nil {
 		return endErr
 	}
-	s.look(ctx, "pause")
+	_, _ = s.look(ctx, system, "pause") // a record tells what cannot be seen
 	s.log("info", "Sandbox paused", nil)
 	return err // Conflict when the deadline paused it first
 }
@@ -423,7 +424,7 @@ func (s *session) check(ctx context.Context) {
 	s.mu.Unlock()
 	s.save()
 	s.m.tell(s.info.ID, system, audit.SandboxPause, audit.OK, "deadline", nil)
-	s.m.work.Go(func() { s.look(s.m.ctx, "pause") })
+	s.m.work.Go(func() { _, _ = s.look(s.m.ctx, system, "pause") })
 	s.log("info", "Sandbox paused at its deadline", nil)
 }
 

@@ -87,6 +87,22 @@ func TestServer(t *testing.T) {
 	if err != nil || result.Code != 7 {
 		t.Fatalf("%+v, %v", result, err)
 	}
+	var looked struct {
+		TraceID string
+		Outcome audit.Outcome
+		Data    audit.Changes
+	}
+	if err := s.Call(ctx, "POST", "/berm/v1/sandboxes/"+box.ID+"/changes", nil, &looked); err != nil {
+		t.Fatal(err)
+	}
+	if looked.TraceID == "" || looked.Outcome != audit.OK || looked.Data.At != "request" || !slices.ContainsFunc(looked.Data.Changes, func(c audit.Change) bool { return c.Path == "srv/up" }) {
+		t.Errorf("changes on request: %+v", looked)
+	}
+	for _, c := range looked.Data.Changes {
+		if strings.HasPrefix(c.Path, "etc/") || strings.HasPrefix(c.Path, "run/e2b") {
+			t.Errorf("a file of Berm's own is among the changes: %+v", c)
+		}
+	}
 	if err := s.Call(ctx, "POST", "/sandboxes/"+box.ID+"/pause", nil, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +127,7 @@ func TestServer(t *testing.T) {
 			t.Errorf("the source of %+v", r)
 		}
 	}
-	if got, want := strings.Join(order, " "), "sandbox.start fs.api exec.start exec.exit sandbox.pause fs.change sandbox.resume exec.start exec.exit fs.change sandbox.exit"; got != want {
+	if got, want := strings.Join(order, " "), "sandbox.start fs.api exec.start exec.exit fs.change sandbox.pause fs.change sandbox.resume exec.start exec.exit fs.change sandbox.exit"; got != want {
 		t.Errorf("records %s, want %s", got, want)
 	}
 	exit := only(all, audit.ExecExit)[0]
@@ -137,7 +153,7 @@ func TestServer(t *testing.T) {
 	if output[audit.Stdout] != "out\n" || output[audit.Stderr] != "err\n" {
 		t.Errorf("%q", output)
 	}
-	for i, content := range []string{"2", "2more\n"} {
+	for i, content := range []string{"2", "2", "2more\n"} {
 		r := only(all, audit.FileChange)[i]
 		got := map[string]audit.Change{}
 		for _, c := range data[audit.Changes](t, r).Changes {

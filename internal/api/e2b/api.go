@@ -118,6 +118,7 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/log", handle: ofSandbox((*API).networkLog)},
 	{method: "GET", path: "/berm/v1/audit", handle: (*API).auditLog},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit", handle: ofSandbox((*API).auditOf)},
+	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/changes", handle: ofSandbox((*API).changes)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit/blobs/{sha256}", handle: ofSandbox((*API).auditBlob)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: (*API).fork},

@@ -80,3 +80,14 @@ func (a *API) auditBlob(w http.ResponseWriter, r *http.Request, id berm.SandboxI
 	_, _ = io.Copy(w, content)
 	return nil
 }
+
+// changes records what a sandbox has written until now, and returns it.
+func (a *API) changes(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	record, err := a.Sessions.Changes(r.Context(), id, actor(r))
+	if err != nil {
+		return err
+	}
+	return answer(w, http.StatusOK, map[string]any{
+		"traceID": record.TraceID, "outcome": record.Outcome, "reason": record.Reason, "data": record.Data,
+	})
+}

@@ -35,11 +35,12 @@ const (
 	maxFiles   = 2000      // files whose content is kept
 )
 
-// Records compares what a sandbox wrote with its template. The first record has the changes,
+// Records compares what a sandbox wrote with its template; what Berm wrote, to tell it who it is,
+// is left out while nobody changed it. The first record has the changes,
 // those that follow name content that it has no room for; the caller fills in whose they are.
 // Blobs go to the log in dir. When ctx ends, or there is more than can be looked at, the
 // record tells what is known and what is missing.
-func Records(ctx context.Context, w *berm.Written, dir, at, trace string) ([]audit.Record, error) {
+func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace string) ([]audit.Record, error) {
 	upper, err := os.OpenRoot(name(w.Upper))
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "open the writable layer: %w", err)
@@ -56,12 +57,12 @@ func Records(ctx context.Context, w *berm.Written, dir, at, trace string) ([]aud
 	if failure != nil && found == nil {
 		return nil, failure
 	}
-	l := &look{ctx: ctx, dir: dir, upper: upper, lower: lower, have: map[string]bool{}, data: audit.Changes{At: at}}
+	l := &look{ctx: ctx, identity: of, dir: dir, upper: upper, lower: lower, have: map[string]bool{}, data: audit.Changes{At: at}}
 	r := audit.Record{Type: audit.FileChange, Outcome: audit.OK, TraceID: trace}
 	if failure != nil {
 		r.Outcome, r.Reason = audit.Failed, "not everything is told: "+failure.Error()
 	}
-	all := l.describe(found)
+	all := l.describe(slices.DeleteFunc(found, l.own))
 	if err := l.fit(&r, all); err != nil {
 		return nil, err
 	}
@@ -125,6 +126,7 @@ func openLower(layers []*os.File) (*os.Root, error) {
 // look is one comparison under way.
 type look struct {
 	ctx          context.Context
+	identity     Identity
 	dir          string
 	upper, lower *os.Root
 	data         audit.Changes

@@ -121,7 +121,7 @@ func (b *box) written() *berm.Written {
 // look returns the changes by path, as the log would have them.
 func (b *box) look(ctx context.Context) ([]audit.Record, map[string]audit.Change) {
 	b.t.Helper()
-	records, err := Records(ctx, b.written(), b.log, "end", "trace")
+	records, err := Records(ctx, b.written(), Identity{}, b.log, "end", "trace")
 	must(b.t, err)
 	line, err := json.Marshal(records[0].Data)
 	must(b.t, err)
@@ -314,7 +314,7 @@ func TestTimeEnds(t *testing.T) {
 	if l.data.Unhashed != 3 {
 		t.Errorf("%d hashes are told as missing", l.data.Unhashed)
 	}
-	if records, err := Records(ended, b.written(), b.log, "end", ""); err == nil && records[0].Outcome == audit.OK {
+	if records, err := Records(ended, b.written(), Identity{}, b.log, "end", ""); err == nil && records[0].Outcome == audit.OK {
 		t.Errorf("%+v", records)
 	}
 }
@@ -335,9 +335,76 @@ func TestOneLayer(t *testing.T) {
 		}
 		must(t, os.WriteFile(filepath.Join(dir, name, "f"), []byte(name), 0o644))
 	}
-	records, err := Records(t.Context(), w, filepath.Join(dir, "log"), "pause", "")
+	records, err := Records(t.Context(), w, Identity{}, filepath.Join(dir, "log"), "pause", "")
 	must(t, err)
 	if c := records[0].Data.(audit.Changes).Changes; len(c) != 1 || c[0].Before != sum("lower") || c[0].After != sum("upper") {
 		t.Errorf("%+v", c)
+	}
+}
+
+// What Berm writes is no change of the sandbox's, unless somebody wrote over it.
+func TestOwnFilesAreLeftOut(t *testing.T) {
+	of := Identity{Sandbox: "i00000000000000000000", Template: "base", Nameserver: "10.0.2.2"}
+	ours := map[string]string{
+		"etc/hostname":             string(of.Sandbox) + "\n",
+		"etc/hosts":                "127.0.0.1\tlocalhost\n127.0.1.1\t" + string(of.Sandbox) + "\n::1\tlocalhost ip6-localhost ip6-loopback\n",
+		"etc/resolv.conf":          "nameserver 10.0.2.2\noptions attempts:1 timeout:5\n",
+		"etc/machine-id":           strings.Repeat("0a", 16) + "\n",
+		"run/e2b/.E2B_SANDBOX":     "true",
+		"run/e2b/.E2B_SANDBOX_ID":  string(of.Sandbox),
+		"run/e2b/.E2B_TEMPLATE_ID": "base",
+	}
+	see := func(tamper func(upper string)) (paths []string) {
+		t.Helper()
+		dir := t.TempDir()
+		upper, lower := filepath.Join(dir, "upper"), filepath.Join(dir, "lower")
+		must(t, os.MkdirAll(filepath.Join(lower, "etc"), 0o755))
+		must(t, os.MkdirAll(filepath.Join(lower, "run"), 0o755))
+		for _, d := range []string{"etc", "run/e2b"} {
+			must(t, os.MkdirAll(filepath.Join(upper, d), 0o755))
+		}
+		must(t, os.WriteFile(filepath.Join(lower, "etc/hosts"), nil, 0o644))
+		for name, content := range ours {
+			mode := os.FileMode(0o444)
+			if strings.HasPrefix(name, "etc/") {
+				mode = 0o644
+			}
+			must(t, os.WriteFile(filepath.Join(upper, name), []byte(content), mode))
+		}
+		tamper(upper)
+		w := &berm.Written{}
+		defer w.Close()
+		var err error
+		w.Upper, err = os.Open(upper)
+		must(t, err)
+		layer, err := os.Open(lower)
+		must(t, err)
+		w.Layers = append(w.Layers, layer)
+		records, err := Records(t.Context(), w, of, filepath.Join(dir, "log"), "end", "")
+		must(t, err)
+		for _, c := range records[0].Data.(audit.Changes).Changes {
+			paths = append(paths, c.Path)
+		}
+		return paths
+	}
+	if got := see(func(string) {}); len(got) != 0 {
+		t.Errorf("changes of a sandbox that did nothing: %q", got)
+	}
+	for name, content := range ours {
+		for what, tamper := range map[string]func(string){
+			"other content": func(upper string) {
+				must(t, os.Remove(filepath.Join(upper, name)))
+				must(t, os.WriteFile(filepath.Join(upper, name), []byte("x"+content[1:]+"y"), 0o644))
+			},
+			"another mode": func(upper string) { must(t, os.Chmod(filepath.Join(upper, name), 0o666)) },
+			"a link": func(upper string) {
+				must(t, os.Remove(filepath.Join(upper, name)))
+				must(t, os.Symlink("/proc/self/mem", filepath.Join(upper, name)))
+			},
+		} {
+			if got := see(tamper); len(got) != 1 || got[0] != name {
+				t.Errorf("%s of %s: changes %q", what, name, got)
+			}
+		}
 	}
 }
