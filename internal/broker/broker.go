@@ -6,6 +6,7 @@ package broker
 import (
 	"context"
 	"crypto/rand"
+	"crypto/x509"
 	"encoding/pem"
 	"maps"
 	"net"
@@ -193,7 +194,8 @@ type sandbox struct {
 	quota     *quota.Quota // of requests; the network service keeps that of the rest
 	// answers are given to both services, so that neither has to believe the other.
 	answers  *ask.Answers
-	upstream *upstream.Route // of the policy
+	upstream *upstream.Route   // of the policy
+	sessions *inspect.Sessions // with whom its roots verify
 	live     map[*flow]struct{}
 	ending   sync.WaitGroup // of flows
 }
@@ -488,6 +490,7 @@ func (x *sandbox) compile(source egress.Policy, known map[string]bool, attach []
 func (x *sandbox) install(judge judge, known map[string]bool, attach []egress.Attachment, endpoints []egress.Endpoint) {
 	x.mu.Lock()
 	x.policy, x.upstream, x.known, x.attach, x.endpoints = judge.Evaluator, judge.route, known, attach, endpoints
+	x.sessions = &inspect.Sessions{} // the route may have other roots
 	x.quota.Set(judge.policy)
 	x.mu.Unlock()
 	x.rejudge()
@@ -512,6 +515,13 @@ func (x *sandbox) route() *upstream.Route {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.upstream
+}
+
+// trusted is the route's roots, and the TLS sessions of who was verified by them.
+func (x *sandbox) trusted() (*x509.CertPool, *inspect.Sessions) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return x.upstream.Roots(), x.sessions
 }
 
 func (x *sandbox) evaluator() *policy.Evaluator {

@@ -82,8 +82,9 @@ func (x *sandbox) begin(handed egress.Flow, file *os.File) {
 		_ = x.tell(e)
 		return
 	}
+	roots, sessions := x.trusted()
 	f.proxy = inspect.NewProxy(inspect.Config{
-		CA: x.ca, Judge: f, Dial: f.dial, Roots: x.route().Roots(), Credentials: attacher{x.credentials}, Log: f.log,
+		CA: x.ca, Judge: f, Dial: f.dial, Roots: roots, Sessions: sessions, Credentials: attacher{x.credentials}, Log: f.log,
 		Begin: f.count,
 	})
 	x.mu.Lock()

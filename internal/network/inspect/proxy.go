@@ -33,6 +33,7 @@ type Config struct {
 	// bounds how many connections there are. It may fail with a *Denial.
 	Dial        func(context.Context, Flow) (net.Conn, error)
 	Roots       *x509.CertPool // that upstreams are verified by; nil is the system's
+	Sessions    *Sessions      // of TLS, shared with other proxies of the sandbox that have the same CA and Roots; may be nil
 	Credentials Credentials    // may be nil
 	Log         func(Record)   // called once per request, by many goroutines; may be nil
 	// Begin bounds how many requests there are at a time. One for which it is not ok is refused;

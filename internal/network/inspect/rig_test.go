@@ -46,9 +46,10 @@ var allowAll = judgeFunc(func(_ context.Context, r Request) Verdict {
 })
 
 type options struct {
-	plain  bool // upstream without TLS
-	h2c    bool
-	change func(*Config)
+	plain   bool // upstream without TLS
+	perFlow bool // a proxy for each
+	h2c     bool
+	change  func(*Config)
 
 	endpoint string // the name of the flow's
 }
@@ -124,7 +125,12 @@ func newRig(t testing.TB, handler http.Handler, o options) *rig {
 				return
 			}
 			serving.Go(func() {
-				err := r.proxy.Serve(c, r.flow)
+				p := r.proxy
+				if o.perFlow {
+					p = NewProxy(r.config)
+					defer p.Close()
+				}
+				err := p.Serve(c, r.flow)
 				select {
 				case r.served <- err:
 				default: // a benchmark does not look

@@ -49,17 +49,21 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 			break
 		}
 	}
-	s := &site{siteKey: key}
-	// One configuration for all connections to the name: its tickets let clients resume.
-	s.tls = &tls.Config{
-		MinVersion: tls.VersionTLS12,
-		NextProtos: []string{"http/1.1", "http/1.0"},
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
-			return p.CA.Leaf(key.flow.Name)
-		},
-	}
-	s.tls2 = s.tls.Clone()
-	s.tls2.NextProtos = []string{"h2"}
+	shared := p.Sessions.of(key, func() *session {
+		// One configuration for all connections to the name: its tickets let clients resume.
+		s := &session{cache: tls.NewLRUClientSessionCache(4)}
+		s.tls = &tls.Config{
+			MinVersion: tls.VersionTLS12,
+			NextProtos: []string{"http/1.1", "http/1.0"},
+			GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+				return p.CA.Leaf(key.flow.Name)
+			},
+		}
+		s.tls2 = s.tls.Clone()
+		s.tls2.NextProtos = []string{"h2"}
+		return s
+	})
+	s := &site{siteKey: key, tls: shared.tls, tls2: shared.tls2}
 	var protocols http.Protocols
 	switch {
 	case key.http2:
@@ -75,7 +79,7 @@ func (p *Proxy) site(key siteKey) (*site, error) {
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return p.Dial(ctx, key.flow)
 		},
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: p.Roots, ServerName: key.flow.Name},
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: p.Roots, ServerName: key.flow.Name, ClientSessionCache: shared.cache},
 		TLSHandshakeTimeout:    10 * time.Second,
 		DisableCompression:     true,
 		MaxIdleConnsPerHost:    16,

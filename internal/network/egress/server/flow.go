@@ -384,13 +384,16 @@ func (x *sandbox) choose(f *flow, name string) {
 // look passes HTTP on, each request of which is judged: it must be for the flow's name, and be
 // one that the rule allows.
 func (x *sandbox) look(f *flow, conn *inspect.Conn) error {
-	r, _ := x.route(f)
+	x.mu.Lock()
+	r, sessions := x.upstream, x.sessions
+	x.mu.Unlock()
 	p := inspect.NewProxy(inspect.Config{
-		CA:    x.ca,
-		Roots: r.Roots(),
-		Judge: requests{x, f},
-		Log:   func(r inspect.Record) { x.request(f, r) },
-		Dial:  func(ctx context.Context, _ inspect.Flow) (net.Conn, error) { return x.dial(ctx, f, "tcp") },
+		CA:       x.ca,
+		Roots:    r.Roots(),
+		Sessions: sessions,
+		Judge:    requests{x, f},
+		Log:      func(r inspect.Record) { x.request(f, r) },
+		Dial:     func(ctx context.Context, _ inspect.Flow) (net.Conn, error) { return x.dial(ctx, f, "tcp") },
 	})
 	defer p.Close()
 	return p.Serve(conn, inspect.Flow{Name: f.question.Host.Name(), Port: f.question.Port})

@@ -276,6 +276,7 @@ type sandbox struct {
 	policy    *policy.Evaluator
 	endpoints map[string]egress.Endpoint // of the broker's, by name
 	upstream  *upstream.Route            // of the policy
+	sessions  *inspect.Sessions          // with whom its roots verify
 	real      bool                       // names have their real addresses
 	asks      bool                       // some rule does
 	spent     map[string]bool            // rules for one flow that were used
@@ -313,6 +314,7 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	for _, e := range o.Policy.Endpoints {
 		x.endpoints[e.Name] = e
 	}
+	x.sessions = &inspect.Sessions{}
 	x.quota.Set(p)
 	x.asks, x.real = p.Asks(), p.DNS.Real
 	for f := range x.live {
