@@ -1,6 +1,8 @@
 package main
 
 import (
+	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,9 +16,12 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit/ocsf"
+	"github.com/berm-sandbox/berm/internal/audit/replay"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/local/session"
+	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
 // exitProblems is the exit code of a check that found something.
@@ -220,7 +225,7 @@ func printReport(out io.Writer, path string, r *trail.Report) error {
 }
 
 func newAuditExportCommand() *cobra.Command {
-	var data, out string
+	var data, out, format string
 	var all bool
 	cmd := &cobra.Command{
 		Use:   "export SANDBOX | --all",
@@ -230,9 +235,13 @@ zip archive, with the proof that they are what was signed and that there are no 
 can check it with ` + "`berm audit verify FILE`" + `. It reaches to the last checkpoint, which is at most five
 seconds old.
 
+--format ocsf writes events of the Open Cybersecurity Schema Framework instead, one JSON object a
+line, for other systems to read: they prove nothing.
+
 It reads the server's data directory and its signing key: run it as the server's user.`,
 		Example: `  berm audit export i1abcdefghijklmnopqrs -o session.zip
-  berm audit export --all -o log.zip`,
+  berm audit export --all -o log.zip
+  berm audit export --all --format ocsf -o events.jsonl`,
 		Args: cli.UsageArgs(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if all == (len(args) == 1) {
@@ -248,7 +257,17 @@ It reads the server's data directory and its signing key: run it as the server's
 					return err
 				}
 			}
-			err = writeWhole(out, func(w io.Writer) error { return trail.Export(w, dir, id) })
+			switch format {
+			case formatZip:
+				err = writeWhole(cmp.Or(out, "audit.zip"), func(w io.Writer) error { return trail.Export(w, dir, id) })
+			case formatOCSF:
+				if out == "" {
+					return exportOCSF(cmd.OutOrStdout(), trail.Dir(dir), id)
+				}
+				return writeWhole(out, func(w io.Writer) error { return exportOCSF(w, trail.Dir(dir), id) })
+			default:
+				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--format %q: it must be %s or %s", format, formatZip, formatOCSF)}
+			}
 			if err != nil && data == "" {
 				err = berm.Errorf(berm.KindOf(err), "%w", err).WithHint("the log of another server is named by its data directory: --data")
 			}
@@ -256,9 +275,43 @@ It reads the server's data directory and its signing key: run it as the server's
 		},
 	}
 	dataFlag(cmd, &data)
-	cmd.Flags().StringVarP(&out, "output", "o", "audit.zip", "`FILE` to write")
+	cmd.Flags().StringVarP(&out, "output", "o", "", "`FILE` to write (default: audit.zip; of ocsf, standard output)")
+	cmd.Flags().StringVar(&format, "format", formatZip, "zip, which proves itself, or ocsf")
+	completeFlag(cmd, "format", cobra.FixedCompletions([]cobra.Completion{formatZip, formatOCSF}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.Flags().BoolVar(&all, "all", false, "export all records")
 	return cmd
+}
+
+// The forms of an export.
+const (
+	formatZip  = "zip"
+	formatOCSF = "ocsf"
+)
+
+// exportOCSF writes what a log has of a sandbox, or of all if it is "", as events.
+func exportOCSF(w io.Writer, log trail.Source, id berm.SandboxID) error {
+	out := bufio.NewWriter(w)
+	for line, err := range log.Records(0) {
+		if err != nil {
+			return berm.Errorf(berm.Internal, "audit log: %w", err).WithHint("`berm audit verify` tells what is wrong")
+		}
+		if id != "" && line.Sandbox != id {
+			continue
+		}
+		for _, e := range ocsf.Events(line, func(hash string) ([]byte, error) { return replay.Content(log, hash) }) {
+			text, err := json.Marshal(e)
+			if err == nil {
+				_, err = out.Write(append(terminal.EscapeJSON(text), '\n'))
+			}
+			if err != nil {
+				return berm.Errorf(berm.Internal, "export: %w", err)
+			}
+		}
+	}
+	if err := out.Flush(); err != nil {
+		return berm.Errorf(berm.Internal, "export: %w", err)
+	}
+	return nil
 }
 
 // writeWhole writes a file that is there when all of it was written.

@@ -69,6 +69,25 @@ func TestAuditHold(t *testing.T) {
 	}
 }
 
+func TestAuditExportOCSF(t *testing.T) {
+	s, l := newSetup(t), logged(t)
+	data := t.TempDir()
+	if err := os.Rename(l.Dir, filepath.Join(data, "audit")); err != nil {
+		t.Fatal(err)
+	}
+	out, _ := s.output(0, "audit", "export", "--format", "ocsf", "--data", data, string(told))
+	all, _ := s.output(0, "audit", "export", "--format", "ocsf", "--data", data, "--all") // output wants it inert
+	if n, of := strings.Count(out, "\n"), strings.Count(all, "\n"); n < 30 || of <= n || !strings.Contains(out, `"class_uid":1007,`) {
+		t.Errorf("%d events, %d of all", n, of)
+	}
+	file := filepath.Join(data, "events.jsonl")
+	s.output(0, "audit", "export", "--format", "ocsf", "--data", data, "--all", "-o", file)
+	if content, err := os.ReadFile(file); err != nil || string(content) != all {
+		t.Errorf("%v, %d bytes", err, len(content))
+	}
+	s.output(2, "audit", "export", "--format", "cef", "--data", data, "--all")
+}
+
 func TestCreateTellsWhereASecretOfAServerIs(t *testing.T) {
 	if r := newSetup(t).run("create", "--cred", "x=env:Z"); r.code != 2 || !strings.Contains(r.stderr, "env: is for berm run") {
 		t.Errorf("%+v", r)

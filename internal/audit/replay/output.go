@@ -12,6 +12,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/replay/screen"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 )
 
 // The size of the screen for commands without a terminal.
@@ -24,11 +25,14 @@ const (
 const empty = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
 
 // Content reads a blob whole and holds it against its hash. Kind NotFound.
-func (t *Timeline) Content(hash string) ([]byte, error) {
+func (t *Timeline) Content(hash string) ([]byte, error) { return Content(t.source, hash) }
+
+// Content reads a blob of a log whole and holds it against its hash. Kind NotFound.
+func Content(source trail.Source, hash string) ([]byte, error) {
 	if hash == empty {
 		return nil, nil
 	}
-	r, err := t.source.Blob(hash)
+	r, err := source.Blob(hash)
 	if err != nil {
 		return nil, err
 	}
