@@ -67,6 +67,9 @@ type box struct {
 	mu    sync.Mutex
 	root  *os.File // its root directory, for files whose process is gone; nil when it is over
 
+	// Of the goroutine that reads events: the host's ids of processes, by those inside.
+	hosts map[int]int
+
 	// Of the goroutine that makes records.
 	limit *rate.Limiter
 	sums  map[audit.ProcessSum]int // with a Count of 0
@@ -131,7 +134,7 @@ func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 	}
 	b := &box{
 		id: id, first: *first, limit: rate.NewLimiter(eventsPerSecond, eventsAtOnce),
-		sums: map[audit.ProcessSum]int{},
+		hosts: map[int]int{}, sums: map[audit.ProcessSum]int{},
 	}
 	var err error
 	if b.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", first.PID), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
@@ -241,6 +244,7 @@ func (c *Collector) read() {
 			continue
 		}
 		i := item{Event: e, box: b}
+		b.note(e)
 		switch {
 		case e.Kind == trace.Exec:
 			i.exe, i.cwd = c.hashes.look(b, e)
@@ -252,6 +256,21 @@ func (c *Collector) read() {
 			c.wake()
 		}
 	}
+}
+
+// maxHosts bounds the processes whose ids are noted: of some the end may have been lost.
+const maxHosts = 10_000
+
+// note keeps which process of the host is which inside, while it is there.
+func (b *box) note(e trace.Event) {
+	if e.Kind == trace.Exit {
+		delete(b.hosts, e.PID)
+		return
+	}
+	if len(b.hosts) >= maxHosts {
+		clear(b.hosts)
+	}
+	b.hosts[e.PID] = e.Host
 }
 
 // put queues an item, or counts it when there is no room.

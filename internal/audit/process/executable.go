@@ -77,14 +77,35 @@ func (h *hashes) look(b *box, e trace.Event) (*executable, string) {
 	if ok {
 		return &before, cwd
 	}
-	// Of a script, the first argument is the interpreter.
-	first, _, _ := bytes.Cut(e.Args, []byte{0})
-	for _, name := range []string{e.File, string(first)} {
+	for _, name := range b.names(e, cwd) {
 		if x := h.find(b, e, name); x != nil {
 			return x, cwd
 		}
 	}
 	return nil, cwd
+}
+
+// names are those that the file of an execution may have; what is found by one is held against
+// what the kernel said.
+func (b *box) names(e trace.Event, cwd string) (names []string) {
+	dirs := []string{cwd}
+	if parent, ok := b.hosts[e.Parent]; ok { // which mostly works in the same place, and is still there
+		dir, _ := os.Readlink(fmt.Sprintf("/proc/%d/cwd", parent))
+		dirs = append(dirs, dir)
+	}
+	first, _, _ := bytes.Cut(e.Args, []byte{0}) // of a script, the interpreter
+	for _, name := range []string{e.File, string(first)} {
+		if strings.HasPrefix(name, "/") {
+			names = append(names, name)
+			continue
+		}
+		for _, dir := range dirs {
+			if strings.HasPrefix(dir, "/") && name != "" {
+				names = append(names, dir+"/"+name)
+			}
+		}
+	}
+	return names
 }
 
 // find looks for the file of an execution by a name of it. The name is resolved as inside, and

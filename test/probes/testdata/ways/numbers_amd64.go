@@ -1,0 +1,3 @@
+package main
+
+const memfdCreate, execveat = 319, 322
