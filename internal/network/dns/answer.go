@@ -89,6 +89,9 @@ func Answer(ctx context.Context, names *Names, message []byte, zone Zone, limit 
 	}
 	switch q.Type {
 	case dnsmessage.TypeA:
+		if zone.Missing != nil && zone.Missing(ctx, name) {
+			return r.nothing(dnsmessage.RCodeNameError)
+		}
 		addr, ok := names.Addr(name)
 		if !ok {
 			return r.tooMany()

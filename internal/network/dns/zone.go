@@ -12,6 +12,9 @@ import (
 type Zone struct {
 	// Allowed says whether there is a name.
 	Allowed func(name string) bool
+	// Missing says whether a name that is allowed is known not to exist; nil is never. It may ask
+	// outside, if the question tells nobody what the sandbox chose.
+	Missing func(ctx context.Context, name string) bool
 	// Outside says whether a record type beside A, such as TXT, is looked up outside for a
 	// name; nil is never.
 	Outside func(name, recordType string) bool

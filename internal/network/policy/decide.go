@@ -464,6 +464,16 @@ func (e *Evaluator) Resolves(host Host, recordType string, now time.Time) bool {
 	return ok && (recordType == "A" || slices.Contains(e.policy.DNS.Types, recordType) || rule != nil && slices.Contains(rule.DNSTypes, recordType))
 }
 
+// Names says whether the rule that could let a flow to a name pass names exactly that, and asks
+// nobody: that the sandbox looks it up tells no more than the policy does.
+func (e *Evaluator) Names(host Host, now time.Time) bool {
+	if e == nil {
+		return false
+	}
+	rule, ok := e.allowing(host.name, now)
+	return ok && rule != nil && rule.action() == Allow && slices.ContainsFunc(rule.To, func(t Target) bool { return t.kind == exactName && t.name == host.name })
+}
+
 // allowing is the first rule that could let a flow to a name pass, nil for the default.
 func (e *Evaluator) allowing(name string, now time.Time) (*Rule, bool) {
 	f := Flow{Host: Host{name: name}, Time: now, Proto: TCP}

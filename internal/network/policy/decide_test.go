@@ -514,3 +514,24 @@ func BenchmarkDecide(b *testing.B) {
 }
 
 func pickAt(i int, list ...string) string { return list[i%len(list)] }
+
+func TestNamesExactly(t *testing.T) {
+	e := evaluator(t, `default: allow-public
+rules:
+  - {to: [no.example.com], action: deny}
+  - {to: ["*.example.com", one.example.org]}
+  - {to: [api.example.com], ports: [443]}
+  - {to: [ask.example.net], action: ask}
+  - {to: [old.example.net], expires_at: 2020-01-01T00:00:00Z}
+  - {to: [one.example.net]}
+`)
+	for name, want := range map[string]bool{
+		"one.example.org": true, "one.example.net": true,
+		"no.example.com": false, "x.example.com": false, "api.example.com": false, // of the wildcard, which comes first
+		"ask.example.net": false, "old.example.net": false, "public.example": false,
+	} {
+		if got := e.Names(Host{name: name}, now); got != want {
+			t.Errorf("%s: %v", name, got)
+		}
+	}
+}

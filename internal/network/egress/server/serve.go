@@ -197,7 +197,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	}
 	x := &sandbox{id: o.Sandbox, server: s, table: table, names: dns.NewNames(), events: newEvents(w), quota: quota.New(), live: map[*flow]struct{}{}}
 	x.answers = ask.New(x.rejudgeAll)
-	x.responder = dns.NewResponder(x.names, dns.Zone{Allowed: x.resolves, Outside: x.asksOutside, Real: x.isReal, Told: x.told, Upstream: s.up}, x.admits)
+	x.responder = dns.NewResponder(x.names, dns.Zone{Allowed: x.resolves, Missing: x.missing, Outside: x.asksOutside, Real: x.isReal, Told: x.told, Upstream: s.up}, x.admits)
 	s.flows.Join(x)
 	if warnings, err = x.set(o); err == nil {
 		if door != nil {
@@ -392,6 +392,27 @@ func (x *sandbox) resolves(name string) bool {
 		x.events.add(egress.Event{Time: time.Now(), Kind: "dns", Name: name, Action: "deny", Reason: string(policy.ReasonNotListed)})
 	}
 	return allowed
+}
+
+// existsPatience bounds how long a query waits for whether its name exists: less than resolvers
+// inside wait for an answer.
+const existsPatience = time.Second
+
+// missing says whether a name that a rule names exactly is known not to exist. Its addresses are
+// asked for as they will be when it is connected to; through a proxy they never are.
+func (x *sandbox) missing(ctx context.Context, name string) bool {
+	host, err := policy.ParseHost(name)
+	x.mu.Lock()
+	evaluator, route := x.policy, x.upstream
+	_, endpoint := x.endpoints[name]
+	x.mu.Unlock()
+	if err != nil || endpoint || route.Proxied() || !evaluator.Names(host, time.Now()) {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, existsPatience)
+	defer cancel()
+	_, err = x.server.up.Lookup(ctx, name)
+	return err != nil && berm.KindOf(err) == berm.NotFound
 }
 
 // asksOutside says whether records of a type are looked up for a name.

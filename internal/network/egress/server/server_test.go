@@ -94,6 +94,9 @@ func listen(t *testing.T, address string, serve func(net.Conn)) {
 	}()
 }
 
+// asked are the names that resolvers were asked for.
+var asked sync.Map
+
 func resolver(t *testing.T) netip.AddrPort {
 	u, err := net.ListenPacket("udp", "127.0.0.1:0")
 	if err != nil {
@@ -111,6 +114,7 @@ func resolver(t *testing.T) netip.AddrPort {
 				continue
 			}
 			m.Response, m.Additionals = true, nil
+			asked.Store(m.Questions[0].Name.String(), true)
 			if q := m.Questions[0]; q.Name.String() == "one.example." && q.Type == dnsmessage.TypeA {
 				m.Answers = []dnsmessage.Resource{{
 					Header: dnsmessage.ResourceHeader{Name: q.Name, Type: q.Type, Class: q.Class, TTL: 60},
@@ -282,7 +286,7 @@ func TestUnreached(t *testing.T) {
 
 // A name gets an address that stands for it; what is said to it must be about it.
 func TestNames(t *testing.T) {
-	o := attach(t, internet(t), `{"version":1,"rules":[{"id":"web","to":["one.example"]}]}`)
+	o := attach(t, internet(t), `{"version":1,"rules":[{"id":"web","to":["one.example","gone.example","*.wild.example"]}]}`)
 	resolve := func(name string) (dnsmessage.RCode, netip.Addr) {
 		n := dnsmessage.MustNewName(name + ".")
 		query, _ := (&dnsmessage.Message{Header: dnsmessage.Header{ID: 1}, Questions: []dnsmessage.Question{{Name: n, Type: dnsmessage.TypeA, Class: dnsmessage.ClassINET}}}).Pack()
@@ -307,6 +311,18 @@ func TestNames(t *testing.T) {
 	}
 	if code, _ := resolve("two.example"); code != dnsmessage.RCodeNameError {
 		t.Errorf("a name that is not allowed: %v", code)
+	}
+	// What a rule names exactly is asked for, no name that the sandbox can choose.
+	if code, _ := resolve("gone.example"); code != dnsmessage.RCodeNameError {
+		t.Errorf("a name that is allowed and does not exist: %v", code)
+	}
+	if code, _ := resolve("secret.wild.example"); code != dnsmessage.RCodeSuccess {
+		t.Errorf("a name below a wildcard: %v", code)
+	}
+	for _, name := range []string{"two.example.", "secret.wild.example."} {
+		if _, ok := asked.Load(name); ok {
+			t.Errorf("%s was asked for", name)
+		}
 	}
 	o.told("the name", func(e egress.Event) bool { return e.Kind == "dns" && e.Name == "two.example" && e.Action == "deny" })
 	ask := func(host string) string {
