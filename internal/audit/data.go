@@ -57,7 +57,7 @@ type FileAccess struct {
 
 // Changes is what a sandbox's writable layer differs in from its template, at the end or
 // when it was looked at. Content of small text files lies beside as blobs, under the hashes
-// that the changes name; those that one record has no room for are named by records of the
+// that the changes name, with what looks like a secret masked; those that one record has no room for are named by records of the
 // same trace that have no changes.
 type Changes struct {
 	At      string   `json:"at"` // "end" or the reason of the look
@@ -77,6 +77,9 @@ type Change struct {
 	Before string `json:"before,omitempty"` // SHA-256 of the template's content, or of a link's target
 	After  string `json:"after,omitempty"`  // SHA-256 of the content, or of a link's target
 	Target string `json:"target,omitempty"` // of a link
+	// Where what looks like a secret is masked in the content that is kept, that has these hashes.
+	KeptBefore string `json:"keptBefore,omitempty"`
+	KeptAfter  string `json:"keptAfter,omitempty"`
 	// Where they are no valid UTF-8, Path and Target are not exact, and these are.
 	PathBytes   []byte `json:"pathBytes,omitempty"`
 	TargetBytes []byte `json:"targetBytes,omitempty"`

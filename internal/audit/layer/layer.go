@@ -149,10 +149,10 @@ func (l *look) describe(found []change.Change) []audit.Change {
 	for _, i := range order {
 		c, a := found[i], &all[i]
 		if c.Kind != change.Added && c.Old.Mode.IsRegular() {
-			a.Before = l.sum(l.lower, c.Path)
+			a.Before, a.KeptBefore = l.sum(l.lower, c.Path)
 		}
 		if c.Kind != change.Deleted && c.New.Mode.IsRegular() {
-			a.After = l.sum(l.upper, c.Path)
+			a.After, a.KeptAfter = l.sum(l.upper, c.Path)
 		}
 		if a.Op == "modify" && c.Old.Mode.Type() == c.New.Mode.Type() && (a.Before != "" && a.Before == a.After || c.New.Mode.IsDir()) {
 			a.Op = "mode"
@@ -216,18 +216,18 @@ func kind(m fs.FileMode) string {
 	return "device"
 }
 
-// sum is the hash of a file's content, which is kept if it is small text. It is "" for what
-// cannot be read, or not in time: then it is not even opened, as that takes seconds for a
-// hundred thousand files.
-func (l *look) sum(tree *os.Root, path string) string {
+// sum is the hash of a file's content, which is kept if it is small text, and the hash of what is
+// kept if that is another. It is "" for what cannot be read, or not in time: then it is not even
+// opened, as that takes seconds for a hundred thousand files.
+func (l *look) sum(tree *os.Root, path string) (of, kept string) {
 	if l.ctx.Err() != nil {
 		l.data.Unhashed++
-		return ""
+		return "", ""
 	}
 	f, err := change.OpenRegular(tree, path)
 	if err != nil {
 		l.data.Unhashed++
-		return ""
+		return "", ""
 	}
 	defer f.Close()
 	var head bytes.Buffer
@@ -241,31 +241,35 @@ func (l *look) sum(tree *os.Root, path string) string {
 	}
 	if l.ctx.Err() != nil || err != io.EOF { //nolint:errorlint // io.CopyN returns it as it is
 		l.data.Unhashed++
-		return ""
+		return "", ""
 	}
+	of = hex.EncodeToString(sum.Sum(nil))
 	if n > 0 && n <= maxContent && bytes.IndexByte(head.Bytes(), 0) < 0 {
-		l.keep(head.Bytes())
+		if kept = l.keep(head.Bytes()); kept == of {
+			kept = ""
+		}
 	}
-	return hex.EncodeToString(sum.Sum(nil))
+	return of, kept
 }
 
-// keep stores content, as long as there is room. The changes are what counts: content that
-// cannot be kept is not worth to lose them.
-func (l *look) keep(content []byte) {
+// keep stores content with what looks like a secret masked, as long as there is room, and returns
+// the hash of what is stored. The changes are what counts: content that cannot be kept is not worth
+// to lose them.
+func (l *look) keep(content []byte) string {
 	if l.stopped || l.kept+int64(len(content)) > maxKept || len(l.blobs) >= maxFiles {
-		return
+		return ""
 	}
-	blob, err := store(l.dir, audit.KindContent, content)
+	blob, err := store(l.dir, audit.KindContent, audit.MaskTokens(content))
 	if err != nil {
 		l.stopped = true
-		return
+		return ""
 	}
-	if l.have[blob.SHA256] {
-		return
+	if !l.have[blob.SHA256] {
+		l.have[blob.SHA256] = true
+		l.kept += int64(len(content))
+		l.blobs = append(l.blobs, blob)
 	}
-	l.have[blob.SHA256] = true
-	l.kept += int64(len(content))
-	l.blobs = append(l.blobs, blob)
+	return blob.SHA256
 }
 
 func store(dir, kind string, content []byte) (audit.Blob, error) {

@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -405,6 +406,54 @@ func TestOwnFilesAreLeftOut(t *testing.T) {
 			if got := see(tamper); len(got) != 1 || got[0] != name {
 				t.Errorf("%s of %s: changes %q", what, name, got)
 			}
+		}
+	}
+}
+
+// What looks like a secret is not kept, and the hashes are of the content all the same.
+func TestSecretsAreNotKept(t *testing.T) {
+	dir := t.TempDir()
+	secret := "ghp_" + strings.Repeat("a1", 20)
+	for name, files := range map[string]map[string]string{
+		"lower": {"old": "token " + secret + "\n"},
+		"upper": {"old": "token " + secret + "\nmore\n", "new": "password=" + secret + "\n", "plain": "text\n"},
+	} {
+		must(t, os.Mkdir(filepath.Join(dir, name), 0o755))
+		for file, content := range files {
+			must(t, os.WriteFile(filepath.Join(dir, name, file), []byte(content), 0o644))
+		}
+	}
+	w := &berm.Written{}
+	defer w.Close()
+	var err error
+	w.Upper, err = os.Open(filepath.Join(dir, "upper"))
+	must(t, err)
+	lower, err := os.Open(filepath.Join(dir, "lower"))
+	must(t, err)
+	w.Layers = append(w.Layers, lower)
+	log := filepath.Join(dir, "log")
+	records, err := Records(t.Context(), w, Identity{}, log, "end", "")
+	must(t, err)
+	for _, b := range records[0].Blobs {
+		content, err := os.ReadFile(filepath.Join(log, audit.BlobDir, b.SHA256[:2], b.SHA256))
+		must(t, err)
+		if strings.Contains(string(content), secret) || sum(string(content)) != b.SHA256 {
+			t.Errorf("kept: %q", content)
+		}
+	}
+	changes := map[string]audit.Change{}
+	for _, c := range records[0].Data.(audit.Changes).Changes {
+		changes[c.Path] = c
+	}
+	want := map[string]audit.Change{
+		"old":   {Before: sum("token " + secret + "\n"), After: sum("token " + secret + "\nmore\n"), KeptBefore: sum("token ghp_[masked]\n"), KeptAfter: sum("token ghp_[masked]\nmore\n")},
+		"new":   {After: sum("password=" + secret + "\n"), KeptAfter: sum("password=[masked]\n")},
+		"plain": {After: sum("text\n")},
+	}
+	for name, w := range want {
+		c := changes[name]
+		if got := (audit.Change{Before: c.Before, After: c.After, KeptBefore: c.KeptBefore, KeptAfter: c.KeptAfter}); !reflect.DeepEqual(got, w) {
+			t.Errorf("%s: %+v, want %+v", name, got, w)
 		}
 	}
 }

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"path"
@@ -129,14 +130,14 @@ const maxText = 1 << 20
 // Diff tells how a file that differed at a time had changed since it was seen before: as a
 // unified diff, or in a sentence where its content was not kept or is no text.
 func (t *Timeline) Diff(f File) string {
-	oldHash := f.Before
+	oldHash := cmp.Or(f.KeptBefore, f.Before)
 	for _, l := range t.looks {
 		if !l.event.Time.Before(f.Time) {
 			break
 		}
 		for _, c := range l.changes {
 			if c.Path == f.Path {
-				oldHash = c.After
+				oldHash = cmp.Or(c.KeptAfter, c.After)
 			}
 		}
 	}
@@ -166,7 +167,7 @@ func (t *Timeline) Diff(f File) string {
 		}
 		return content, ""
 	}
-	now, why := read(f.After, "its content")
+	now, why := read(cmp.Or(f.KeptAfter, f.After), "its content")
 	if why != "" {
 		return why
 	}
@@ -186,6 +187,9 @@ func (t *Timeline) Diff(f File) string {
 	if text := diff.Diff(from, before, "b/"+name, now); text != nil {
 		_, text, _ := strings.Cut(string(text), "\n") // "diff a b"
 		return note + text
+	}
+	if f.Before != f.After && (f.KeptBefore != "" || f.KeptAfter != "") {
+		return "it differs in what is masked"
 	}
 	return "its content is as before"
 }

@@ -201,6 +201,25 @@ func TestManyChanges(t *testing.T) {
 	}
 }
 
+// Where secrets are masked in what is kept, that is compared, and said where nothing else differs.
+func TestMaskedContent(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	before, after := l.Blob(audit.KindContent, "[masked]\nold\n"), l.Blob(audit.KindContent, "[masked]\nnew\n")
+	real := func(digit string) string { return strings.Repeat(digit, 64) }
+	l.Add(audit.Record{Sandbox: id, Type: audit.FileChange, Blobs: []audit.Blob{before, after}, Data: audit.Changes{At: "end", Changes: []audit.Change{
+		{Path: "a", Op: "modify", Kind: "file", Before: real("1"), After: real("2"), KeptBefore: before.SHA256, KeptAfter: after.SHA256},
+		{Path: "b", Op: "modify", Kind: "file", Before: real("3"), After: real("4"), KeptBefore: before.SHA256, KeptAfter: before.SHA256},
+	}}})
+	tl := load(t, l, id)
+	files := tl.FilesAt(tl.End)
+	if got := tl.Diff(files[0]); !strings.Contains(got, "-old\n+new\n") {
+		t.Errorf("%q", got)
+	}
+	if got := tl.Diff(files[1]); got != "it differs in what is masked" {
+		t.Errorf("%q", got)
+	}
+}
+
 // Content that is not what its name says is not shown.
 func TestForgedContent(t *testing.T) {
 	tl, l := session(t)
