@@ -290,4 +290,6 @@ type Probe struct {
 	Degraded []string `json:"degraded,omitempty"`
 	// Memory says that snapshots can keep processes and their memory.
 	Memory bool `json:"memory,omitempty"`
+	// Unsaved says why there are no snapshots here; "" where there are.
+	Unsaved string `json:"unsaved,omitempty"`
 }

@@ -134,6 +134,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {
 			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})
 		}
+		c.HoldLayers = func(ctx context.Context, name, alive string, t berm.Template) error {
+			return images.Lease(ctx, berm.SandboxID(name), alive, t)
+		}
 		return serve.Run(cmd.Context(), c)
 	}
 	return cmd

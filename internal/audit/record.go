@@ -22,9 +22,14 @@ const (
 	SandboxPause  Type = "sandbox.pause"
 	SandboxResume Type = "sandbox.resume"
 	SandboxUpdate Type = "sandbox.update" // data: deadline
-	SandboxExit   Type = "sandbox.exit"   // data: Exit
-	AgentLost     Type = "agent.lost"     // the guest agent ended and was started again
-	LimitHit      Type = "limit.hit"      // data: limit
+	// Snapshots of sandboxes.
+	SnapshotTake    Type = "snapshot.take"    // data: snapshot, build, level, saved, checkpoint
+	SnapshotRemove  Type = "snapshot.remove"  // data: snapshot, build
+	SandboxFork     Type = "sandbox.fork"     // others began with the state of this one; data: count
+	SandboxRollback Type = "sandbox.rollback" // it got the files of a snapshot; data: snapshot, build
+	SandboxExit     Type = "sandbox.exit"     // data: Exit
+	AgentLost       Type = "agent.lost"       // the guest agent ended and was started again
+	LimitHit        Type = "limit.hit"        // data: limit
 	// Commands that the API started.
 	ExecStart Type = "exec.start" // data: Command
 	ExecExit  Type = "exec.exit"  // data: Command; blob: its Frames
@@ -66,7 +71,7 @@ const (
 
 // Types are all record types.
 var Types = []Type{
-	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SandboxExit, AgentLost, LimitHit,
+	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SnapshotTake, SnapshotRemove, SandboxFork, SandboxRollback, SandboxExit, AgentLost, LimitHit,
 	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
 	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Checkpoint,

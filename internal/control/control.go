@@ -34,6 +34,10 @@ type Store interface {
 	Sandbox(ctx context.Context, id berm.SandboxID) (store.Sandbox, error)
 	SandboxOf(ctx context.Context, request string) (store.Sandbox, error)
 	Prune(ctx context.Context, before time.Time) error
+	// SaveSnapshot stores a snapshot and forgets another, unless that is "".
+	SaveSnapshot(ctx context.Context, s store.Snapshot, before berm.BuildID) error
+	Snapshots(ctx context.Context) ([]store.Snapshot, error)
+	DeleteSnapshot(ctx context.Context, build berm.BuildID) error
 	AppendLog(ctx context.Context, id berm.SandboxID, line store.LogLine) error
 	Logs(ctx context.Context, id berm.SandboxID, from time.Time, backward bool, limit int) ([]store.LogLine, error)
 }
@@ -55,7 +59,12 @@ type Config struct {
 	// AuditDir is the directory of the audit log, for the content of files that sandboxes
 	// wrote. "" leaves what they wrote unrecorded.
 	AuditDir string
-	Log      *slog.Logger
+	// SnapshotDir is where snapshots lie, and what is kept of sandboxes that are paused without
+	// memory; "" is nowhere: they are refused.
+	SnapshotDir string
+	// HoldLayers keeps the layers of a template for as long as the path alive exists; nil does not.
+	HoldLayers func(ctx context.Context, name, alive string, t berm.Template) error
+	Log        *slog.Logger
 	// Seed is what access tokens are derived from, so that they need no storage and
 	// survive pause and restart.
 	Seed []byte
@@ -102,12 +111,13 @@ type Manager struct {
 	mu       sync.Mutex
 	sessions map[berm.SandboxID]*session
 	creating int
+	shelf    *shelf
 	once     map[string]*creation // under way, by key of the request
 }
 
 // New makes a Manager. Start must be called before anything else.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}}
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, shelf: newShelf()}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -117,6 +127,9 @@ func New(c Config) *Manager {
 func (m *Manager) Start(ctx context.Context) error {
 	stored, err := m.Store.LivingSandboxes(ctx)
 	if err != nil {
+		return err
+	}
+	if err := m.findSnapshots(ctx, stored); err != nil {
 		return err
 	}
 	var group errgroup.Group
@@ -163,6 +176,9 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	if err := json.Unmarshal(stored.Record, &s.info); err != nil {
 		return berm.Errorf(berm.Internal, "stored sandbox %s: %w", stored.ID, err)
 	}
+	if s.info.SavedAs != "" {
+		return m.adoptResting(ctx, s)
+	}
 	handle, status, err := m.open(ctx, stored.ID)
 	if err != nil {
 		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
@@ -178,8 +194,14 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	if s.info.Policy != nil {
 		s.online = newOnline()
 	}
-	s.info.State = berm.Running
-	if status.State == berm.Paused {
+	unsaved := false
+	switch {
+	case status.State != berm.Paused:
+		s.info.State = berm.Running
+	case s.info.FilesOnly && s.info.State != berm.Paused: // its deadline came while no server ran
+		s.info.State, unsaved = berm.Pausing, true
+		s.cut()
+	default:
 		s.info.State = berm.Paused
 		s.cut()
 	}
@@ -190,18 +212,33 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	m.mu.Lock()
 	m.sessions[s.info.ID] = s
 	m.mu.Unlock()
-	m.work.Go(s.watch)
 	m.follow(stored.ID, status.First, true)
-	looking := s.openLook(ctx)
-	m.work.Go(func() { s.keepLook(looking) })
-	m.work.Go(s.sample)
-	switch {
-	case s.online == nil:
-	case m.Egress.Service == nil:
+	s.followUp(s.openLook(ctx))
+	if s.online != nil && m.Egress.Service == nil {
 		m.Log.Error("a sandbox has no network any more", "sandbox", stored.ID, "reason", m.Egress.Missing)
-	default:
-		m.work.Go(s.keepOnline)
 	}
+	if unsaved {
+		m.work.Go(s.rest)
+	}
+	return nil
+}
+
+// adoptResting makes a session of a sandbox of which files alone are kept. Processes that are
+// still there go: the files are older than what they did in a resume that nobody was told of.
+func (m *Manager) adoptResting(ctx context.Context, s *session) error {
+	if _, err := m.evict(ctx, s.info.ID, berm.ReasonKilled); err != nil {
+		m.Log.Error("ending the processes of a paused sandbox failed", "sandbox", s.info.ID, "error", err)
+	}
+	s.handle, s.info.State = resting{s.info.ID}, berm.Paused
+	close(s.looked)
+	s.cut()
+	if s.info.Policy != nil {
+		s.online = newOnline()
+		s.offline()
+	}
+	m.mu.Lock()
+	m.sessions[s.info.ID] = s
+	m.mu.Unlock()
 	return nil
 }
 
@@ -291,7 +328,13 @@ func notFound(id berm.SandboxID) error {
 func (m *Manager) reserve() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.MaxSandboxes > 0 && len(m.sessions)+m.creating >= m.MaxSandboxes {
+	held := m.creating
+	for _, s := range m.sessions {
+		if s.snapshot().SavedAs == "" { // else it takes disk alone
+			held++
+		}
+	}
+	if m.MaxSandboxes > 0 && held >= m.MaxSandboxes {
 		return berm.Errorf(berm.Exhausted, "you have reached the maximum number of concurrent sandboxes (%d)", m.MaxSandboxes).
 			WithHint("kill a sandbox, or raise max-sandboxes; paused sandboxes keep their memory and count")
 	}

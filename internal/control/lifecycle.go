@@ -12,6 +12,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -37,10 +38,12 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err := m.check(&r); err != nil {
 		return Sandbox{}, err
 	}
-	template, err := m.Templates.Resolve(ctx, r.Template)
+	o, err := m.origin(ctx, &r)
 	if err != nil {
 		return Sandbox{}, err
 	}
+	release := m.use(o.saved)
+	defer release()
 	allowed, fields, err := m.compile(r.Network, r.Internet)
 	if err != nil {
 		return Sandbox{}, err
@@ -63,6 +66,45 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	step("template")
+	o.allowed, o.fields, o.granted = allowed, fields, granted
+	info, err := m.make(ctx, r, o, step)
+	info.Steps = steps
+	return info, err
+}
+
+// origin is what a sandbox begins with.
+type origin struct {
+	template berm.Template
+	saved    berm.BuildID   // files to begin with; "" for those of the template
+	from     berm.BuildID   // the snapshot that they are; "" for none
+	parent   berm.SandboxID // whose fork it is
+	allowed  *policy.Policy
+	fields   Fields
+	granted  Grants
+}
+
+// origin finds the snapshot or the template that a request names.
+func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err error) {
+	snap, ok := m.snapshot(r.Template)
+	if !ok {
+		o.template, err = m.Templates.Resolve(ctx, r.Template)
+		return o, err
+	}
+	if r.Level != "" && r.Level != berm.Auto && r.Level != snap.Level {
+		return o, berm.Errorf(berm.Unsupported, "snapshot '%s' is of level %s", r.Template, snap.Level)
+	}
+	r.Level = snap.Level
+	o.template, o.saved, o.from = snap.Template, snap.Build, snap.Build
+	o.template.ID, o.template.BuildID, o.template.Names = snap.TemplateID, snap.Build, nil
+	if snap.Name != "" {
+		o.template.Names = []string{snap.ID(), snap.Name}
+	}
+	return o, nil
+}
+
+// make makes a sandbox of what was checked.
+func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func(string)) (Sandbox, error) {
+	template, allowed, fields, granted := o.template, o.allowed, o.fields, o.granted
 	if err := m.reserve(); err != nil {
 		return Sandbox{}, err
 	}
@@ -81,8 +123,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err != nil {
 		return Sandbox{}, err
 	}
+	if o.saved != "" {
+		spec.From = m.savedDir(o.saved)
+	}
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
-		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline,
+		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline, "from": o.from, "parent": o.parent,
 	}); err != nil {
 		return Sandbox{}, err
 	}
@@ -108,11 +153,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	if err := failpoint.Hit("control.created"); err != nil {
 		return Sandbox{}, err
 	}
-	policy, err := handle.Policy(engineCtx)
+	held, err := handle.Policy(engineCtx)
 	if err != nil {
 		return Sandbox{}, err
 	}
-	if err := m.emit(spec.ID, r.Actor, audit.PolicySet, audit.OK, "", policy); err != nil {
+	if err := m.emit(spec.ID, r.Actor, audit.PolicySet, audit.OK, "", held); err != nil {
 		return Sandbox{}, err
 	}
 	step("policy")
@@ -121,10 +166,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	s.handle, s.agent = handle, 1
 	s.info = Sandbox{
 		ID: spec.ID, TemplateID: template.ID, Alias: template.Alias(), TemplateNames: template.Names,
-		Level: m.probe(spec.Level).Level, Limits: spec.Limits, Degraded: policy.Degraded, State: berm.Creating,
+		Level: m.probe(spec.Level).Level, Limits: spec.Limits, Degraded: held.Degraded, State: berm.Creating,
 		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
+		Env: r.Env, Base: &template, From: o.from, Parent: o.parent, FilesOnly: r.FilesOnly,
 	}
 	var warnings []string
 	if spec.Link {
@@ -143,31 +189,54 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	cu.Release()
-	if m.Processes != nil {
-		status, err := handle.Status(ctx)
-		if err != nil {
-			m.Log.Warn("the sandbox does not tell its first process", "sandbox", spec.ID, "error", err)
-		}
-		m.follow(spec.ID, status.First, false)
-	}
-	looking := s.openLook(ctx)
 	m.mu.Lock()
 	m.creating--
 	m.sessions[spec.ID] = s
 	m.mu.Unlock()
-	m.work.Go(func() {
-		s.log("info", "Sandbox started", map[string]string{"template": template.Alias()})
-		s.watch()
-	})
-	m.work.Go(func() { s.keepLook(looking) })
-	m.work.Go(s.sample)
-	if s.online != nil {
-		m.work.Go(s.keepOnline)
-	}
+	s.attend(ctx)
+	m.work.Go(func() { s.log("info", "Sandbox started", map[string]string{"template": template.Alias()}) })
 	step("save")
 	info := m.withTokens(s.snapshot())
-	info.Steps, info.Warnings = steps, warnings
+	info.Warnings = warnings
 	return info, nil
+}
+
+// attend follows a sandbox whose processes have just begun.
+func (s *session) attend(ctx context.Context) {
+	if s.m.Processes != nil {
+		status, err := s.current().Status(ctx)
+		if err != nil {
+			s.m.Log.Warn("the sandbox does not tell its first process", "sandbox", s.info.ID, "error", err)
+		}
+		s.m.follow(s.info.ID, status.First, false)
+	}
+	s.followUp(s.openLook(ctx))
+}
+
+// followUp follows a sandbox until its session or its processes end. looking is what the first
+// look said.
+func (s *session) followUp(looking error) {
+	run, stop := context.WithCancel(s.m.ctx)
+	looked := make(chan struct{})
+	s.mu.Lock()
+	s.stop, s.looked = stop, looked
+	s.mu.Unlock()
+	follow := func(f func()) {
+		s.followers.Add(1)
+		s.m.work.Go(func() {
+			defer s.followers.Done()
+			f()
+		})
+	}
+	follow(func() { s.watch(run) })
+	follow(func() {
+		defer close(looked)
+		s.keepLook(run, looking)
+	})
+	s.m.work.Go(s.sample)
+	if s.online != nil && s.m.Egress.Service != nil {
+		follow(s.keepOnline)
+	}
 }
 
 // discard kills a sandbox that was made but cannot be kept.
@@ -237,6 +306,39 @@ func (m *Manager) Kill(ctx context.Context, id berm.SandboxID, actor audit.Actor
 // Pause stops a running sandbox and keeps its state in memory. Conflict when it is
 // paused, or another caller is pausing it.
 func (m *Manager) Pause(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {
+	return m.pause(ctx, id, false, actor)
+}
+
+// PauseToFiles ends the processes of a running sandbox and keeps its files, on disk: it starts
+// anew when it is resumed. Kinds as of Pause, and Unsupported when its disk cannot be saved.
+func (m *Manager) PauseToFiles(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {
+	return m.pause(ctx, id, true, actor)
+}
+
+// DropMemory has a paused sandbox start anew from its files when it is resumed. One that runs is
+// left alone.
+func (m *Manager) DropMemory(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	state, err := s.settled(ctx)
+	if err != nil || state != berm.Paused || s.snapshot().SavedAs != "" {
+		return err
+	}
+	if err := s.begin(berm.Paused, berm.Resuming); err != nil {
+		return err
+	}
+	data := map[string]any{"memory": false}
+	if err = m.emit(id, actor, audit.SandboxPause, audit.OK, "", data); err == nil {
+		if err = s.toFiles(ctx); err != nil {
+			m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), data)
+		}
+	}
+	return errors.Join(err, s.end(berm.Paused, nil))
+}
+
+func (m *Manager) pause(ctx context.Context, id berm.SandboxID, filesOnly bool, actor audit.Actor) error {
 	s, err := m.session(id)
 	if err != nil {
 		return err
@@ -246,7 +348,7 @@ func (m *Manager) Pause(ctx context.Context, id berm.SandboxID, actor audit.Acto
 			return err
 		}
 	}
-	return s.pause(ctx, actor)
+	return s.pause(ctx, filesOnly, actor)
 }
 
 // agentTime is how long the guest agent of a sandbox may take to answer.
@@ -422,7 +524,7 @@ func (r *Route) Enter(ctx context.Context) (context.Context, error) {
 	for {
 		s.mu.Lock()
 		state, life := s.info.State, s.life
-		wakes, timeout := s.info.AutoResume, max(s.info.Timeout, minWakeTimeout)
+		wakes, timeout := s.info.AutoResume && s.info.SavedAs == "", max(s.info.Timeout, minWakeTimeout)
 		s.mu.Unlock()
 		switch {
 		case state == berm.Running:

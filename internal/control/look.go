@@ -37,36 +37,35 @@ func (s *session) openLook(ctx context.Context) error {
 	return nil
 }
 
-// keepLook records what the sandbox has written when it has ended. It closes s.looked. The
+// keepLook records what the sandbox has written when it has ended, unless run ends before. The
 // error is that of the first openLook.
-func (s *session) keepLook(err error) {
-	defer close(s.looked)
+func (s *session) keepLook(run context.Context, err error) {
 	if s.m.AuditDir == "" {
 		return
 	}
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
 		if err == nil {
-			err = s.lastLook()
+			err = s.lastLook(run)
 		}
-		if err == nil || s.m.ctx.Err() != nil {
+		if err == nil || run.Err() != nil {
 			return
 		}
-		if berm.KindOf(err) == berm.Unsupported && !s.killed() {
+		if berm.KindOf(err) == berm.Unsupported && !s.killed(run) {
 			return
 		}
 		if s.state() == berm.Killed {
 			s.unseen(system, "end", err)
 			return
 		}
-		if !sleep(s.m.ctx, wait) {
+		if !sleep(run, wait) {
 			return
 		}
-		err = s.openLook(s.m.ctx)
+		err = s.openLook(run)
 	}
 }
 
-// killed waits until the sandbox is being killed, or says false when the server stops.
-func (s *session) killed() bool {
+// killed waits until the sandbox is being killed, or says false when run ends.
+func (s *session) killed(run context.Context) bool {
 	for {
 		s.mu.Lock()
 		state, changed := s.info.State, s.changed
@@ -76,19 +75,22 @@ func (s *session) killed() bool {
 		}
 		select {
 		case <-changed:
-		case <-s.m.ctx.Done():
+		case <-run.Done():
 			return false
 		}
 	}
 }
 
 // lastLook waits for the end of the sandbox.
-func (s *session) lastLook() error {
+func (s *session) lastLook(run context.Context) error {
 	s.mu.Lock()
 	w := s.writable
 	s.mu.Unlock()
+	if w == nil {
+		return nil // its processes are being ended
+	}
 	defer func() { _ = w.Close() }()
-	written, err := w.Last(s.m.ctx)
+	written, err := w.Last(run)
 	if err != nil {
 		return err
 	}

@@ -182,7 +182,13 @@ type online struct {
 	untold      int
 
 	over chan struct{} // closed when the sandbox ends
-	once sync.Once
+}
+
+// again begins anew after an end, for a sandbox that starts again.
+func (o *online) again() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.over, o.toldAgent, o.untoldAgent = make(chan struct{}), berm.GuestConfig{}, nil
 }
 
 func newOnline() *online {
@@ -352,8 +358,12 @@ func (s *session) offline() {
 	if o == nil {
 		return
 	}
-	o.once.Do(func() { close(o.over) })
 	o.mu.Lock()
+	select {
+	case <-o.over:
+	default:
+		close(o.over)
+	}
 	links := []Link{o.link, o.broker}
 	o.link, o.broker = nil, nil
 	o.mu.Unlock()

@@ -40,6 +40,16 @@ type Sandbox struct {
 	Owner         audit.Actor       `json:"owner"`
 	Request       Request           `json:"request,omitzero"`
 	Exit          *berm.Exit        `json:"exit,omitempty"`
+	Env           map[string]string `json:"env,omitempty"` // that was asked for: a start from files gives it again
+	// Base is what it was made of; nil where an earlier version made it.
+	Base *berm.Template `json:"base,omitempty"`
+	// From is the snapshot that it began with, and Parent the sandbox that it is a fork of.
+	From   berm.BuildID   `json:"from,omitempty"`
+	Parent berm.SandboxID `json:"parent,omitempty"`
+	// FilesOnly has a pause at the deadline keep files, and no processes.
+	FilesOnly bool `json:"filesOnly,omitempty"`
+	// SavedAs is where the files of a sandbox without processes are; "" of one with.
+	SavedAs berm.BuildID `json:"savedAs,omitempty"`
 
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
 	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public
@@ -76,6 +86,7 @@ type CreateRequest struct {
 	Secure      bool        // the guest agent asks for a token
 	OnDeadline  berm.OnDeadline
 	AutoResume  bool
+	FilesOnly   bool // what a pause at the deadline keeps
 	Internet    *bool
 	Network     Network
 	Policy      *policy.Policy // in the place of what Internet and Network allow and deny; nil is those
@@ -102,6 +113,9 @@ func (m *Manager) check(r *CreateRequest) error {
 	}
 	if err := m.checkTimeout(r.Timeout); err != nil {
 		return err
+	}
+	if r.FilesOnly && (r.OnDeadline != berm.PauseAtDeadline || r.AutoResume) {
+		return berm.Errorf(berm.Invalid, "a pause without memory needs autoPause, and excludes autoResume")
 	}
 	if r.Network.Private && !r.Secure {
 		return berm.Errorf(berm.Invalid, "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.")
@@ -173,6 +187,9 @@ func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) (berm.S
 	env := map[string]string{}
 	maps.Copy(env, t.Env)
 	maps.Copy(env, r.Env)
+	if why := m.probe(level).Unsaved; r.FilesOnly && (why != "" || m.SnapshotDir == "") {
+		return berm.Spec{}, berm.Errorf(berm.Unsupported, "no pause without memory here: %s", why)
+	}
 	spec := berm.Spec{
 		ID: id, Level: level, Layers: t.Layers, Hostname: string(id),
 		Limits: limits, Degraded: without, Setuid: t.Setuid, Link: m.Egress.Service != nil,

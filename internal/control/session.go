@@ -30,18 +30,22 @@ type session struct {
 	cut     context.CancelFunc //
 	samples []Sample
 
-	saving sync.Mutex    // two saves must not overtake each other
-	gone   chan struct{} // closed when nothing is left of the sandbox
-	// looked is closed when what the sandbox wrote is recorded; writable is under mu.
-	looked   chan struct{}
-	writable berm.Writable
-	looking  sync.Mutex // over a look that a client asked for
-	killedAt time.Time  // since when it is Killed, under mu; zero before
-	online   *online    // nil for a sandbox without a link
+	saving   sync.Mutex    // two saves must not overtake each other
+	snapping sync.Mutex    // held during a snapshot
+	gone     chan struct{} // closed when nothing is left of the sandbox
+	// stop ends the followers of the processes that it has now; looked is closed when what they
+	// wrote is recorded. Both, and writable, are under mu.
+	stop      context.CancelFunc
+	followers sync.WaitGroup
+	looked    chan struct{}
+	writable  berm.Writable
+	looking   sync.Mutex // over a look that a client asked for
+	killedAt  time.Time  // since when it is Killed, under mu; zero before
+	online    *online    // nil for a sandbox without a link
 }
 
 func newSession(m *Manager) *session {
-	s := &session{m: m, op: make(chan struct{}, 1), changed: make(chan struct{}), gone: make(chan struct{}), looked: make(chan struct{})}
+	s := &session{m: m, op: make(chan struct{}, 1), changed: make(chan struct{}), gone: make(chan struct{}), looked: make(chan struct{}), stop: func() {}}
 	s.life, s.cut = context.WithCancel(context.Background())
 	return s
 }
@@ -133,19 +137,23 @@ func (s *session) end(next berm.State, change func(*Sandbox)) error {
 	return nil
 }
 
-func (s *session) pause(ctx context.Context, actor audit.Actor) error {
+func (s *session) pause(ctx context.Context, filesOnly bool, actor audit.Actor) error {
 	if err := s.begin(berm.Running, berm.Pausing); err != nil {
 		return err
 	}
 	id := s.info.ID
-	if err := s.m.emit(id, actor, audit.SandboxPause, audit.OK, "", nil); err != nil {
+	var data any
+	if filesOnly {
+		data = map[string]any{"memory": false}
+	}
+	if err := s.m.emit(id, actor, audit.SandboxPause, audit.OK, "", data); err != nil {
 		_ = s.end(berm.Running, nil)
 		return err
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
 	s.op <- struct{}{}
-	err := s.handle.Pause(ctx)
+	err := s.current().Pause(ctx)
 	<-s.op
 	if kind := berm.KindOf(err); err != nil && kind != berm.Conflict {
 		s.m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), nil)
@@ -155,12 +163,33 @@ func (s *session) pause(ctx context.Context, actor audit.Actor) error {
 		_ = s.end(berm.Running, nil)
 		return err
 	}
+	if filesOnly {
+		if err := s.toFiles(ctx); err != nil {
+			s.m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), data)
+			s.goOn(ctx)
+			return err
+		}
+	}
 	if endErr := s.end(berm.Paused, nil); endErr != nil {
 		return endErr
 	}
-	_, _ = s.look(ctx, system, "pause") // a record tells what cannot be seen
+	if !filesOnly {
+		_, _ = s.look(ctx, system, "pause") // a record tells what cannot be seen
+	}
 	s.log("info", "Sandbox paused", nil)
 	return err // Conflict when the deadline paused it first
+}
+
+// goOn lets a sandbox run again whose pause failed.
+func (s *session) goOn(ctx context.Context) {
+	info := s.snapshot()
+	err := s.current().Resume(ctx, info.EndAt)
+	if err == nil || berm.KindOf(err) == berm.Conflict {
+		_ = s.end(berm.Running, nil)
+		return
+	}
+	s.m.Log.Error("a sandbox stays paused, since its pause failed and it does not go on", "sandbox", info.ID, "error", err)
+	_ = s.end(berm.Paused, nil)
 }
 
 func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit.Actor, why string) error {
@@ -176,8 +205,11 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	defer cancel()
 	s.op <- struct{}{}
 	deadline := time.Now().Add(timeout).UTC()
-	err := s.handle.Resume(ctx, deadline)
-	if berm.KindOf(err) == berm.Conflict { // it runs already, whoever resumed it
+	rested := s.snapshot().SavedAs
+	var err error
+	if rested != "" {
+		err = s.wake(ctx, deadline)
+	} else if err = s.handle.Resume(ctx, deadline); berm.KindOf(err) == berm.Conflict && err != nil { // it runs already, whoever resumed it
 		err = s.handle.SetDeadline(ctx, deadline)
 	}
 	<-s.op
@@ -189,8 +221,16 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		_ = s.end(berm.Paused, nil)
 		return err
 	}
-	s.informResumed(ctx)
-	err = s.end(berm.Running, func(info *Sandbox) { info.StartedAt, info.EndAt = time.Now().UTC(), deadline })
+	if rested == "" {
+		s.informResumed(ctx)
+	}
+	err = s.end(berm.Running, func(info *Sandbox) {
+		info.StartedAt, info.EndAt, info.SavedAs = time.Now().UTC(), deadline, ""
+	})
+	if err == nil && rested != "" {
+		s.m.drop(rested)
+		s.attend(ctx)
+	}
 	if err == nil {
 		s.log("info", "Sandbox resumed", map[string]string{"reason": why})
 	}
@@ -322,6 +362,7 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	s.info.Exit = &exit
 	s.mu.Unlock()
 	s.m.forgetKept(&s.info)
+	s.m.drop(s.snapshot().SavedAs)
 	s.save() // first: who does not find it among the living looks there
 	s.m.mu.Lock()
 	delete(s.m.sessions, s.info.ID)
@@ -334,8 +375,11 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	if exit.Reason == berm.ReasonOOM {
 		s.m.tell(s.info.ID, system, audit.LimitHit, audit.OK, exit.Detail, map[string]any{"limit": "memory"})
 	}
+	s.mu.Lock()
+	looked := s.looked
+	s.mu.Unlock()
 	select {
-	case <-s.looked:
+	case <-looked:
 	case <-time.After(lastLook): // the monitor takes the sandbox away, whoever still looks
 	}
 	if s.m.Processes != nil {
@@ -348,23 +392,23 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	close(s.gone)
 }
 
-// watch follows what the sandbox's monitor reports until the sandbox is dead.
-func (s *session) watch() {
-	for s.m.ctx.Err() == nil {
-		if events, err := s.handle.Events(s.m.ctx); err == nil {
+// watch follows what the sandbox's monitor reports until run ends or the sandbox is dead.
+func (s *session) watch(run context.Context) {
+	for run.Err() == nil {
+		if events, err := s.current().Events(run); err == nil {
 			s.check(s.m.ctx) // for what happened before
 			for status := range events {
-				if s.observe(status) {
+				if run.Err() != nil || s.observe(status) {
 					return
 				}
 			}
 		}
-		if s.m.ctx.Err() != nil || s.state() == berm.Killed {
+		if run.Err() != nil || s.state() == berm.Killed {
 			return
 		}
 		// The monitor is lost, or only the connection to it.
-		handle, _, err := s.m.open(s.m.ctx, s.info.ID)
-		if s.m.ctx.Err() != nil {
+		handle, _, err := s.m.open(run, s.info.ID)
+		if run.Err() != nil {
 			return
 		}
 		if err != nil {
@@ -379,7 +423,7 @@ func (s *session) watch() {
 		<-s.op
 		_ = old.Close()
 		s.check(s.m.ctx)
-		sleep(s.m.ctx, 100*time.Millisecond)
+		sleep(run, 100*time.Millisecond)
 	}
 }
 
@@ -420,12 +464,29 @@ func (s *session) check(ctx context.Context) {
 		return
 	}
 	s.become(berm.Pausing)
-	s.become(berm.Paused)
+	filesOnly := s.info.FilesOnly
+	if !filesOnly {
+		s.become(berm.Paused)
+	}
 	s.mu.Unlock()
 	s.save()
 	s.m.tell(s.info.ID, system, audit.SandboxPause, audit.OK, "deadline", nil)
-	s.m.work.Go(func() { _, _ = s.look(s.m.ctx, system, "pause") })
+	if filesOnly {
+		s.m.work.Go(s.rest)
+	} else {
+		s.m.work.Go(func() { _, _ = s.look(s.m.ctx, system, "pause") })
+	}
 	s.log("info", "Sandbox paused at its deadline", nil)
+}
+
+// rest keeps the files alone of a sandbox that its deadline paused. One that cannot be saved
+// stays paused with its memory.
+func (s *session) rest() {
+	if err := s.toFiles(s.m.ctx); err != nil {
+		s.m.tell(s.info.ID, system, audit.SandboxPause, audit.Failed, err.Error(), map[string]any{"memory": false})
+		s.m.Log.Error("a paused sandbox keeps its memory", "sandbox", s.info.ID, "error", err)
+	}
+	_ = s.end(berm.Paused, nil)
 }
 
 // save stores the session as it is. Failing is no reason to fail what has happened

@@ -98,8 +98,10 @@ type Config struct {
 	Drivers func() ([]berm.Driver, error)
 	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
 	Hold func(ctx context.Context, spec berm.Spec) error
-	Log  *slog.Logger
-	Out  io.Writer // for what a person must read, once
+	// HoldLayers does so for a snapshot; see control.Config.
+	HoldLayers func(ctx context.Context, name, alive string, t berm.Template) error
+	Log        *slog.Logger
+	Out        io.Writer // for what a person must read, once
 }
 
 // What is recorded beside actions.
@@ -290,7 +292,7 @@ func Run(ctx context.Context, c Config) error {
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: changesTo, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
-		Egress: egress, SampleEvery: 5 * time.Second,
+		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), HoldLayers: c.HoldLayers,
 	})
 	if processes != nil {
 		cu.Add(processes.Close)

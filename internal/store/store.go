@@ -193,6 +193,11 @@ CREATE TABLE outbox ( -- audit records of processes that do not own the log
 ALTER TABLE sandboxes ADD COLUMN request TEXT; -- NULL where the create had no idempotency key
 CREATE UNIQUE INDEX sandboxes_by_request ON sandboxes (request);
 `, `
+CREATE TABLE snapshots (
+	build  TEXT PRIMARY KEY,
+	record TEXT NOT NULL -- JSON, of the session layer
+);
+`, `
 CREATE TABLE holds (
 	sandbox TEXT PRIMARY KEY,
 	reason  TEXT NOT NULL,

@@ -22,6 +22,7 @@ import (
 	"github.com/getkin/kin-openapi/routers/gorillamux"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/audittest"
 	"github.com/berm-sandbox/berm/internal/audit/index"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
@@ -59,7 +60,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 	log := slog.New(slog.NewTextHandler(w.log, nil))
 	c := control.Config{
 		Engine: w.engine, Templates: enginetest.Templates{}, Store: db, Audit: w.audit, Log: log,
-		Seed: make([]byte, 32), MaxTimeout: 24 * time.Hour, SampleEvery: 20 * time.Millisecond,
+		Seed: make([]byte, 32), MaxTimeout: 24 * time.Hour, SampleEvery: 20 * time.Millisecond, SnapshotDir: t.TempDir(),
 	}
 	for _, f := range configure {
 		f(&c)
@@ -256,8 +257,159 @@ func TestForkTellsWhatIsWrong(t *testing.T) {
 	w.want(400, "POST", at, `{"count":0}`)
 	w.want(400, "POST", at, `{"count":"two"}`)
 	w.want(404, "POST", "/sandboxes/"+string(berm.NewSandboxID())+"/fork", `{"count":1}`)
-	w.want(501, "POST", at, `{"count":1}`)
-	w.want(501, "POST", at, "")
+	w.want(400, "POST", at, `{"count":101}`)
+	w.want(501, "POST", at, `{"berm":{"memory":true}}`)
+}
+
+func TestForks(t *testing.T) {
+	w := newWorld(t)
+	s := w.create(`{"templateID":"base","metadata":{"a":"b"},"envVars":{"E":"1"}}`)
+	at := "/sandboxes/" + string(s.SandboxID)
+	var children []fork
+	w.want(201, "POST", at+"/fork", ``).into(t, &children)
+	if len(children) != 1 || children[0].Sandbox == nil || children[0].Error != nil {
+		t.Fatalf("%+v", children)
+	}
+	child := children[0].Sandbox
+	if child.SandboxID == s.SandboxID || child.AccessToken == s.AccessToken || child.TemplateID != s.TemplateID || child.Berm.Parent != s.SandboxID {
+		t.Errorf("%+v of %+v", child, s)
+	}
+	if d := w.detail("/sandboxes/" + string(child.SandboxID)); d.Metadata["a"] != "b" {
+		t.Errorf("%+v", d)
+	}
+	if spec := w.engine.Specs[1]; spec.From == "" || spec.Guest.Env["E"] != "1" || spec.Guest.AccessToken != child.AccessToken {
+		t.Errorf("%+v", spec)
+	}
+	// Of five children two fail, each by itself.
+	made := 0
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method == "Create" {
+			if made++; made%2 == 0 {
+				return berm.Errorf(berm.Exhausted, "no room")
+			}
+		}
+		return nil
+	})
+	children = nil
+	w.want(201, "POST", at+"/fork", `{"count":5,"timeout":60}`).into(t, &children)
+	w.engine.Fail(nil)
+	failed := 0
+	for _, c := range children {
+		if (c.Sandbox == nil) == (c.Error == nil) {
+			t.Errorf("%+v", c)
+		}
+		if c.Error != nil {
+			failed++
+			if c.Error.Code != 429 || c.Error.Message != "no room" {
+				t.Errorf("%+v", c.Error)
+			}
+		}
+	}
+	if len(children) != 5 || failed != 2 {
+		t.Errorf("%d of %d failed", failed, len(children))
+	}
+	w.want(204, "POST", at+"/pause", "")
+	w.want(409, "POST", at+"/fork", "")
+}
+
+func TestSnapshots(t *testing.T) {
+	w := newWorld(t)
+	s := w.create(`{"templateID":"base"}`)
+	at := "/sandboxes/" + string(s.SandboxID)
+	w.want(404, "POST", "/sandboxes/i0none/snapshots", `{}`)
+	w.want(501, "POST", at+"/snapshots", `{"berm":{"memory":true}}`)
+	for _, name := range []string{"A", "a b", "../a", ":", "a:", "a:b/c:d", strings.Repeat("a", 300)} {
+		w.want(400, "POST", at+"/snapshots", `{"name":"`+name+`"}`)
+	}
+	w.want(409, "POST", at+"/snapshots", `{"name":"base"}`)
+	take := func(body string) (got snapshot) {
+		t.Helper()
+		w.want(201, "POST", at+"/snapshots", body).into(t, &got)
+		return got
+	}
+	plain := take("")
+	if !strings.HasSuffix(plain.SnapshotID, ":default") || len(plain.Names) != 0 || fmt.Sprint(plain.Berm.Keeps) != "[files]" {
+		t.Errorf("%+v", plain)
+	}
+	named := take(`{"name":"one"}`)
+	if named.SnapshotID != "one:default" || fmt.Sprint(named.Names) != "[one:default]" {
+		t.Errorf("%+v", named)
+	}
+	if again := take(`{"name":"one"}`); again.SnapshotID != named.SnapshotID {
+		t.Errorf("%+v", again)
+	}
+	take(`{"name":"one:v2"}`)
+	var ofOne [3]sandbox
+	for i, ref := range []string{"one", "one:v2", "team/one:default"} {
+		ofOne[i] = w.create(`{"templateID":"` + ref + `"}`)
+	}
+	if ofOne[0].TemplateID != ofOne[1].TemplateID || ofOne[0].TemplateID != ofOne[2].TemplateID || ofOne[0].TemplateID == s.TemplateID {
+		t.Errorf("%+v", ofOne)
+	}
+	w.want(404, "POST", "/sandboxes", `{"templateID":"one:v3"}`)
+	list := func(query string) (ids []string) {
+		t.Helper()
+		for token := ""; ; {
+			r := w.want(200, "GET", "/snapshots?limit=2&"+query+"&nextToken="+token, "")
+			var page []snapshot
+			r.into(t, &page)
+			for _, snap := range page {
+				ids = append(ids, snap.SnapshotID)
+			}
+			if token = r.header.Get("X-Next-Token"); token == "" {
+				return ids
+			}
+		}
+	}
+	all := "[one:v2 one:default " + plain.SnapshotID + "]"
+	for query, want := range map[string]string{
+		"": all, "sandboxID=" + string(s.SandboxID): all, "sandboxID=i0none": "[]",
+		"name=one": "[one:v2 one:default]", "name=one:v2": "[one:v2]", "name=on": "[]",
+	} {
+		if got := fmt.Sprint(list(query)); got != want {
+			t.Errorf("%q: %s, want %s", query, got, want)
+		}
+	}
+	w.want(400, "GET", "/snapshots?nextToken=x", "")
+	w.want(400, "GET", "/snapshots?limit=0", "")
+
+	// Its source gone, it goes on, and is not deleted under a paused sandbox that it was made from.
+	w.want(204, "DELETE", at, "")
+	child := "/sandboxes/" + string(w.create(`{"templateID":"`+plain.SnapshotID+`"}`).SandboxID)
+	w.want(204, "POST", child+"/pause", "")
+	w.want(400, "DELETE", "/templates/"+plain.SnapshotID, "")
+	w.want(201, "POST", child+"/connect", `{"timeout":60}`)
+	w.want(204, "DELETE", "/templates/"+plain.SnapshotID, "")
+	w.want(404, "DELETE", "/templates/"+plain.SnapshotID, "")
+	w.want(204, "DELETE", "/templates/team%2Fone%3Av2", "")
+	w.want(501, "DELETE", "/templates/base", "")
+	if got := fmt.Sprint(list("")); got != "[one:default]" {
+		t.Error(got)
+	}
+	if taken, removed := len(w.audit.of(audit.SnapshotTake)), len(w.audit.of(audit.SnapshotRemove)); taken != 5 || removed != 2 {
+		t.Errorf("%d records of snapshots, %d of removals", taken, removed) // one failed, for memory
+	}
+}
+
+func TestRollback(t *testing.T) {
+	w := newWorld(t)
+	s := w.create(`{"templateID":"base"}`)
+	at := "/sandboxes/" + string(s.SandboxID)
+	w.want(201, "POST", at+"/snapshots", `{"name":"good"}`)
+	w.want(400, "POST", "/berm/v1"+at+"/rollback", `{}`)
+	w.want(404, "POST", "/berm/v1"+at+"/rollback", `{"snapshot":"bad"}`)
+	w.want(404, "POST", "/berm/v1/sandboxes/i0none/rollback", `{"snapshot":"good"}`)
+	var again sandbox
+	w.want(200, "POST", "/berm/v1"+at+"/rollback", `{"snapshot":"good"}`).into(t, &again)
+	if again.SandboxID != s.SandboxID || again.AccessToken != s.AccessToken || len(w.engine.Specs) != 2 || w.engine.Specs[1].From == "" {
+		t.Errorf("%+v", again)
+	}
+	w.want(204, "POST", at+"/pause", "")
+	w.want(200, "POST", "/berm/v1"+at+"/rollback", `{"snapshot":"good"}`)
+	w.want(204, "POST", at+"/pause", `{"memory":false}`)
+	w.want(200, "POST", "/berm/v1"+at+"/rollback", `{"snapshot":"good"}`)
+	w.want(200, "POST", at+"/connect", `{"timeout":60}`)
+	w.want(204, "DELETE", "/templates/good", "") // it is nobody's now
 }
 
 func TestCreateBothGenerations(t *testing.T) {
@@ -310,28 +462,28 @@ func TestCreateRefusals(t *testing.T) {
 		`{"templateID":"base","timeout":1e99}`:  400,
 		`{"templateID":"base","timeout":1.5}`:   400,
 		`{"templateID":"base","timeout":86401}`: 400,
-		`{"templateID":"base","timeout":9223372036854775807}`:                                     400,
-		`{"templateID":"base","metadata":{"a":1}}`:                                                400,
-		`{"templateID":"base","envVars":["a"]}`:                                                   400,
-		`{"templateID":"base","envVars":{"a=b":"c"}}`:                                             400,
-		`{"templateID":"base","network":{"denyOut":["example.com"]}}`:                             400,
-		`{"templateID":"base","network":{"allowOut":["example.com"]}}`:                            501,
-		`{"templateID":"base","network":{"egressProxy":{"address":"a:1"}}}`:                       501,
-		`{"templateID":"base","network":{"rules":{"a.b":[{"transform":{"headers":{"A":"b"}}}]}}}`: 501, // without a network
-		`{"templateID":"base","berm":{"credentials":[{"name":"a","secret":"secret:b"}]}}`:         501,
-		`{"templateID":"base","network":{"maskRequestHost":"a b"}}`:                               400,
-		`{"templateID":"base","network":{"httpsPorts":[70000]}}`:                                  400,
-		`{"templateID":"base","network":{"httpsPorts":[49983]}}`:                                  400,
-		`{"templateID":"base","volumeMounts":[{"name":"a","path":"/b"}]}`:                         501,
-		`{"templateID":"base","iam":{"tokens":{}}}`:                                               501,
-		`{"templateID":"base","autoPauseMemory":false}`:                                           400,
-		`{"templateID":"base","autoPause":true,"autoPauseMemory":false}`:                          501,
-		`{"templateID":"base","berm":{"level":"none"}}`:                                           201, // the engine in memory takes any
-		`{"templateID":"base","berm":{"limits":{"memory":-1}}}`:                                   400,
-		`{"templateID":"base","berm":{"limits":{"pids":1}}}`:                                      400,
-		`{"templateID":"base","metadata":{"a":"` + strings.Repeat("x", 40_000) + `"}}`:            400,
-		`{"templateID":"` + strings.Repeat("x", maxBody) + `"}`:                                   413,
-		`{"a":` + strings.Repeat("[", 20_000):                                                     400,
+		`{"templateID":"base","timeout":9223372036854775807}`:                                          400,
+		`{"templateID":"base","metadata":{"a":1}}`:                                                     400,
+		`{"templateID":"base","envVars":["a"]}`:                                                        400,
+		`{"templateID":"base","envVars":{"a=b":"c"}}`:                                                  400,
+		`{"templateID":"base","network":{"denyOut":["example.com"]}}`:                                  400,
+		`{"templateID":"base","network":{"allowOut":["example.com"]}}`:                                 501,
+		`{"templateID":"base","network":{"egressProxy":{"address":"a:1"}}}`:                            501,
+		`{"templateID":"base","network":{"rules":{"a.b":[{"transform":{"headers":{"A":"b"}}}]}}}`:      501, // without a network
+		`{"templateID":"base","berm":{"credentials":[{"name":"a","secret":"secret:b"}]}}`:              501,
+		`{"templateID":"base","network":{"maskRequestHost":"a b"}}`:                                    400,
+		`{"templateID":"base","network":{"httpsPorts":[70000]}}`:                                       400,
+		`{"templateID":"base","network":{"httpsPorts":[49983]}}`:                                       400,
+		`{"templateID":"base","volumeMounts":[{"name":"a","path":"/b"}]}`:                              501,
+		`{"templateID":"base","iam":{"tokens":{}}}`:                                                    501,
+		`{"templateID":"base","autoPauseMemory":false}`:                                                400,
+		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`: 400,
+		`{"templateID":"base","berm":{"level":"none"}}`:                                                201, // the engine in memory takes any
+		`{"templateID":"base","berm":{"limits":{"memory":-1}}}`:                                        400,
+		`{"templateID":"base","berm":{"limits":{"pids":1}}}`:                                           400,
+		`{"templateID":"base","metadata":{"a":"` + strings.Repeat("x", 40_000) + `"}}`:                 400,
+		`{"templateID":"` + strings.Repeat("x", maxBody) + `"}`:                                        413,
+		`{"a":` + strings.Repeat("[", 20_000):                                                          400,
 	} {
 		if status == 201 {
 			continue
@@ -407,7 +559,6 @@ func TestLifecycleOverHTTP(t *testing.T) {
 	w.want(204, "PUT", at+"/network", `{"denyOut":["10.0.0.0/8"]}`)
 	w.want(501, "PUT", at+"/network", `{"allowOut":["10.0.0.0/8"]}`)
 	w.want(409, "POST", at+"/resume", `{"timeout":60}`)
-	w.want(501, "POST", at+"/pause", `{"memory":false}`)
 	w.want(503, "POST", at+"/pause", `{"requireHealthyGuest":true}`) // nothing listens in it
 	w.want(204, "POST", at+"/pause", `{}`)
 	w.want(409, "POST", at+"/pause", ``)
@@ -415,8 +566,18 @@ func TestLifecycleOverHTTP(t *testing.T) {
 		t.Errorf("state %s", d.State)
 	}
 	w.want(409, "POST", at+"/timeout", `{"timeout":5}`)
-	w.want(501, "POST", "/v2"+at+"/connect", `{"memory":false}`)
 	w.want(201, "POST", "/v2"+at+"/connect", `{"memory":true}`)
+	w.want(204, "POST", at+"/pause", `{"memory":false}`)
+	w.want(409, "POST", at+"/pause", `{"memory":false}`)
+	if d := w.detail(at); d.State != berm.Paused || d.PauseMode != "filesystem" {
+		t.Errorf("%+v", d)
+	}
+	w.want(201, "POST", "/v2"+at+"/connect", ``)
+	w.want(204, "POST", at+"/pause", ``)
+	w.want(201, "POST", "/v2"+at+"/connect", `{"memory":false}`)
+	if n := len(w.engine.Specs); n != 3 || w.engine.Specs[2].From == "" {
+		t.Errorf("%d creations", n)
+	}
 	w.want(204, "POST", at+"/pause", ``)
 	w.want(501, "POST", at+"/resume", `{"autoPause":true}`)
 	w.want(201, "POST", at+"/resume", `{"autoPause":false}`)

@@ -65,6 +65,8 @@ type additions struct {
 	DefaultEgress string `json:"e2bDefaultEgress"`
 	// Degraded is what the host could not give, with the reason.
 	Degraded []string `json:"degraded,omitempty"`
+	// Parent is the sandbox that this one is a fork of.
+	Parent berm.SandboxID `json:"parent,omitempty"`
 	// Warnings are what in its network policy is probably not meant; of a create only.
 	Warnings []string `json:"warnings,omitempty"`
 }
@@ -74,7 +76,7 @@ func (a *API) additions(s control.Sandbox) additions {
 	if a.Sessions.Egress.Service != nil && a.Sessions.Egress.Public {
 		egress = "public"
 	}
-	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Warnings: s.Warnings}
+	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {
@@ -125,7 +127,7 @@ type detail struct {
 	Internet    *bool     `json:"allowInternetAccess,omitempty"`
 	Network     *network  `json:"network,omitempty"`
 	Lifecycle   lifecycle `json:"lifecycle"`
-	PauseMode   string    `json:"pauseMode,omitempty"` // what the pause saved: always "full"
+	PauseMode   string    `json:"pauseMode,omitempty"` // what the pause saved
 }
 
 type lifecycle struct {
@@ -182,7 +184,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 		case request.AutoResume:
 			return berm.Errorf(berm.Invalid, "autoPauseMemory cannot be false with autoResume")
 		}
-		return noDiskOnlyPause()
+		request.FilesOnly = true
 	}
 	if in.Network != nil {
 		if request.Network, err = in.Network.fields(); err != nil {
@@ -219,10 +221,6 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	}
 	w.Header().Set("Server-Timing", strings.Join(timing, ", "))
 	return answer(w, http.StatusCreated, a.sandbox(s))
-}
-
-func noDiskOnlyPause() error {
-	return berm.Errorf(berm.Unsupported, "This version of Berm pauses with memory only: a pause that keeps the disk and drops memory cannot be had")
 }
 
 func (a *API) listV1(w http.ResponseWriter, r *http.Request) error {
@@ -277,6 +275,9 @@ func (a *API) get(w http.ResponseWriter, r *http.Request, id berm.SandboxID) err
 	}
 	if s.State == berm.Paused {
 		d.PauseMode = "full"
+		if s.SavedAs != "" {
+			d.PauseMode = "filesystem"
+		}
 	}
 	d.Network = toNetwork(s.Network)
 	return answer(w, http.StatusOK, d)
@@ -324,28 +325,11 @@ func (a *API) refresh(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 	return nil
 }
 
-// fork refuses what is wrong before it says that forking is not there: clients tell the
-// two apart.
-func (a *API) fork(w http.ResponseWriter, r *http.Request) error {
-	in := struct{ Count int64 }{1}
-	if err := decode(w, r, &in); err != nil {
-		return err
-	}
-	if in.Count < 1 {
-		return invalid("count must be at least 1")
-	}
-	return a.lack(r, "forking")
-}
-
 // memoryOption is the choice between a pause with and without memory.
 type memoryOption struct{ Memory *bool }
 
-func (m memoryOption) check() error {
-	if m.Memory != nil && !*m.Memory {
-		return noDiskOnlyPause()
-	}
-	return nil
-}
+// drops says that memory is not wanted.
+func (m memoryOption) drops() bool { return m.Memory != nil && !*m.Memory }
 
 func (a *API) pause(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
 	var in struct {
@@ -355,15 +339,16 @@ func (a *API) pause(w http.ResponseWriter, r *http.Request, id berm.SandboxID) e
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
-	if err := in.check(); err != nil {
-		return err
-	}
 	if in.RequireHealthyGuest {
 		if err := a.Sessions.RequireAgent(r.Context(), id); err != nil {
 			return err
 		}
 	}
-	if err := a.Sessions.Pause(r.Context(), id, actor(r)); err != nil {
+	pause := a.Sessions.Pause
+	if in.drops() {
+		pause = a.Sessions.PauseToFiles
+	}
+	if err := pause(r.Context(), id, actor(r)); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -379,9 +364,6 @@ func (a *API) resume(w http.ResponseWriter, r *http.Request, id berm.SandboxID) 
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
-	if err := in.check(); err != nil {
-		return err
-	}
 	if in.AutoPause != nil {
 		s, err := a.Sessions.Get(r.Context(), id)
 		if err != nil {
@@ -394,6 +376,11 @@ func (a *API) resume(w http.ResponseWriter, r *http.Request, id berm.SandboxID) 
 	timeout, err := seconds(in.Timeout)
 	if err != nil {
 		return err
+	}
+	if in.drops() {
+		if err := a.Sessions.DropMemory(r.Context(), id, actor(r)); err != nil {
+			return err
+		}
 	}
 	s, err := a.Sessions.Resume(r.Context(), id, timeout, actor(r))
 	if err != nil {
@@ -410,12 +397,14 @@ func (a *API) connect(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
-	if err := in.check(); err != nil {
-		return err
-	}
 	timeout, err := seconds(in.Timeout)
 	if err != nil {
 		return err
+	}
+	if in.drops() {
+		if err := a.Sessions.DropMemory(r.Context(), id, actor(r)); err != nil {
+			return err
+		}
 	}
 	s, resumed, err := a.Sessions.Connect(r.Context(), id, timeout, actor(r))
 	if err != nil {

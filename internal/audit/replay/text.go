@@ -249,6 +249,14 @@ func (e *Event) plain(data map[string]any) string {
 		return "paused by " + who(e.Actor)
 	case audit.SandboxResume:
 		return "resumed by " + who(e.Actor)
+	case audit.SnapshotTake:
+		return "snapshot " + str("snapshot") + " taken by " + who(e.Actor)
+	case audit.SnapshotRemove:
+		return "snapshot " + str("snapshot") + " deleted by " + who(e.Actor)
+	case audit.SandboxFork:
+		return "forked into " + str("count") + " by " + who(e.Actor)
+	case audit.SandboxRollback:
+		return "rolled back to snapshot " + str("snapshot") + " by " + who(e.Actor)
 	case audit.SandboxUpdate:
 		return "deadline " + str("deadline") + " set by " + who(e.Actor)
 	case audit.SandboxExit:

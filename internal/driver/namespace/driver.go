@@ -315,7 +315,7 @@ func (d *Driver) checkFrom(spec berm.Spec) error {
 		return nil
 	}
 	if d.upper(spec) != upperImage {
-		return unsaved()
+		return berm.Errorf(berm.Unsupported, "%s", unsaved).WithHint("run berm serve as root, and give the sandbox a limit of its disk")
 	}
 	info, err := os.Stat(filepath.Join(spec.From, launch.SavedDisk))
 	switch {
@@ -328,11 +328,8 @@ func (d *Driver) checkFrom(spec berm.Spec) error {
 	return nil
 }
 
-// unsaved refuses snapshots of disks that are no file systems of their own.
-func unsaved() error {
-	return berm.Errorf(berm.Unsupported, "snapshots need a disk that is a file system of its own").
-		WithHint("run berm serve as root, and give the sandbox a limit of its disk")
-}
+// unsaved is why a disk has no snapshots.
+const unsaved = "snapshots need a server of root and a limit of the disk: other disks are no file systems of their own"
 
 // Create makes a sandbox and returns when its agent answers.
 func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, error) {

@@ -38,6 +38,9 @@ func Probe(ctx context.Context, config Config) berm.Probe {
 	optional = append(optional, feature.CgroupKill(groups), feature.RaiseLimits)
 
 	p := berm.Probe{Level: berm.Namespace, Usable: true, Unlimited: unlimited(ctx, config), Degraded: newHost().degraded}
+	if os.Geteuid() != 0 {
+		p.Unsaved = unsaved
+	}
 	for _, test := range required {
 		f := test.Probe(ctx)
 		f.Required = true

@@ -1,0 +1,289 @@
+package control
+
+import (
+	"context"
+	"maps"
+	"net"
+	"os"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+)
+
+// resting is the handle of a sandbox that is paused without memory: there is nothing of it but
+// its files.
+type resting struct{ id berm.SandboxID }
+
+var _ berm.Sandbox = resting{}
+
+func (r resting) err() error {
+	return berm.Errorf(berm.Conflict, "sandbox %s is paused, and only its files are kept", r.id)
+}
+
+func (r resting) ID() berm.SandboxID                                 { return r.id }
+func (r resting) Close() error                                       { return nil }
+func (r resting) Dial(context.Context, uint16) (net.Conn, error)     { return nil, r.err() }
+func (r resting) Pause(context.Context) error                        { return r.err() }
+func (r resting) Resume(context.Context, time.Time) error            { return r.err() }
+func (r resting) SetDeadline(context.Context, time.Time) error       { return r.err() }
+func (r resting) Usage(context.Context) (berm.Usage, error)          { return berm.Usage{}, r.err() }
+func (r resting) Policy(context.Context) (berm.Policy, error)        { return berm.Policy{}, r.err() }
+func (r resting) Link(context.Context) (*os.File, error)             { return nil, r.err() }
+func (r resting) Keep(context.Context, *os.File) error               { return r.err() }
+func (r resting) Kept(context.Context) (*os.File, error)             { return nil, r.err() }
+func (r resting) Writable(context.Context) (berm.Writable, error)    { return nil, r.err() }
+func (r resting) Events(context.Context) (<-chan berm.Status, error) { return nil, r.err() }
+
+func (r resting) Snapshot(context.Context, string, bool) (berm.Saved, error) {
+	return berm.Saved{}, r.err()
+}
+
+func (r resting) Status(context.Context) (berm.Status, error) {
+	return berm.Status{State: berm.Paused}, nil
+}
+
+func (r resting) Kill(_ context.Context, reason berm.Reason) (berm.Exit, error) {
+	return berm.Exit{Reason: reason, Code: -1, At: time.Now().UTC()}, nil
+}
+
+// toFiles ends the processes of a sandbox that stands still, and keeps its files alone. The
+// session is Pausing before and after. When it fails, the sandbox stands still as before.
+func (s *session) toFiles(ctx context.Context) error {
+	info := s.snapshot()
+	build, err := s.m.newSaved(ctx, info.Base)
+	if err != nil {
+		return err
+	}
+	cu := cleanup.Make(func() { s.m.drop(build) })
+	defer cu.Clean()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTime)
+	defer cancel()
+	handle := s.current()
+	if _, err := handle.Snapshot(ctx, s.m.savedDir(build), false); err != nil {
+		return err
+	}
+	_, _ = s.look(ctx, system, "pause")
+	if err := failpoint.Hit("control.resting"); err != nil {
+		return err
+	}
+	// From here on the files are the sandbox, whoever dies.
+	s.mu.Lock()
+	if s.info.State == berm.Killed {
+		s.mu.Unlock()
+		return notFound(info.ID)
+	}
+	s.info.SavedAs = build
+	s.mu.Unlock()
+	if err := s.trySave(); err != nil {
+		s.mu.Lock()
+		s.info.SavedAs = ""
+		s.mu.Unlock()
+		return err
+	}
+	cu.Release()
+	if err := failpoint.Hit("control.rested"); err != nil {
+		return err
+	}
+	s.endProcesses(ctx, handle)
+	return nil
+}
+
+// endProcesses ends all of a sandbox but its session.
+func (s *session) endProcesses(ctx context.Context, handle berm.Sandbox) {
+	s.mu.Lock()
+	stop, writable := s.stop, s.writable
+	s.writable = nil
+	s.mu.Unlock()
+	stop()
+	s.offline()
+	if writable != nil {
+		_ = writable.Close()
+	}
+	s.followers.Wait()
+	if s.m.Processes != nil {
+		s.m.Processes.Forget(s.info.ID)
+	}
+	if _, err := handle.Kill(ctx, berm.ReasonKilled); err != nil {
+		// The next resume, or the next server, tries again.
+		s.m.Log.Error("ending the processes of a paused sandbox failed", "sandbox", s.info.ID, "error", err)
+	}
+	_ = handle.Close()
+	s.mu.Lock()
+	s.handle = resting{s.info.ID}
+	s.mu.Unlock()
+}
+
+// wake starts a sandbox of which files alone were kept. The session is Resuming before and
+// after. When it fails, it rests as before.
+func (s *session) wake(ctx context.Context, deadline time.Time) error {
+	if err := s.m.reserve(); err != nil {
+		return err
+	}
+	defer func() {
+		s.m.mu.Lock()
+		s.m.creating--
+		s.m.mu.Unlock()
+	}()
+	info := s.snapshot()
+	if info.Policy != nil && s.m.Egress.Service == nil {
+		return s.m.noNetwork("the network of the sandbox")
+	}
+	release := s.m.use(info.SavedAs)
+	defer release()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTime)
+	defer cancel()
+	spec := s.m.specOf(&info, deadline)
+	handle, err := s.m.Engine.Create(ctx, spec)
+	if berm.KindOf(err) == berm.AlreadyExists && err != nil { // its processes were not ended
+		if _, err = s.m.evict(ctx, info.ID, berm.ReasonKilled); err == nil {
+			handle, err = s.m.Engine.Create(ctx, spec)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	cu := cleanup.Make(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), transitionTime)
+		defer cancel()
+		if _, err := handle.Kill(ctx, berm.ReasonKilled); err != nil {
+			s.m.Log.Error("ending a sandbox that could not be resumed failed", "sandbox", info.ID, "error", err)
+		}
+		_ = handle.Close()
+	})
+	defer cu.Clean()
+	if err := failpoint.Hit("control.woken"); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	if s.info.State == berm.Killed {
+		s.mu.Unlock()
+		return notFound(info.ID)
+	}
+	s.handle, s.agent = handle, 1
+	s.mu.Unlock()
+	cu.Add(func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.handle = resting{info.ID}
+	})
+	if info.Policy != nil {
+		s.online.again()
+		cu.Add(s.offline)
+		if _, err := s.attach(ctx, false); err != nil {
+			return err
+		}
+	}
+	cu.Release()
+	return nil
+}
+
+// specOf is the order for a sandbox that existed before.
+func (m *Manager) specOf(info *Sandbox, deadline time.Time) berm.Spec {
+	env := map[string]string{}
+	maps.Copy(env, info.Base.Env)
+	maps.Copy(env, info.Env)
+	spec := berm.Spec{
+		ID: info.ID, Level: info.Level, Layers: info.Base.Layers, Hostname: string(info.ID), Limits: info.Limits, Setuid: info.Base.Setuid,
+		Link: info.Policy != nil, Deadline: deadline, OnDeadline: info.OnDeadline, From: m.savedDir(info.SavedAs),
+		Guest: berm.GuestConfig{
+			SandboxID: info.ID, TemplateID: info.TemplateID, Env: env, User: info.Base.User, Workdir: info.Base.Workdir, Timestamp: time.Now().UTC(),
+		},
+	}
+	if info.Secure {
+		spec.Guest.AccessToken = m.token("access", info.ID)
+	}
+	return spec
+}
+
+// Rollback gives a sandbox the files of a snapshot: its processes end, what it wrote since is
+// gone, and it starts anew with its id, tokens and deadline. Kinds: NotFound, Conflict,
+// Unsupported (a snapshot of another template, or with a disk of another size).
+func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, actor audit.Actor) (Sandbox, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return Sandbox{}, err
+	}
+	snap, ok := m.snapshot(ref)
+	if !ok {
+		return Sandbox{}, berm.Errorf(berm.NotFound, "snapshot '%s' not found", ref)
+	}
+	release := m.use(snap.Build)
+	defer release()
+	if _, err := s.settled(ctx); err != nil {
+		return Sandbox{}, err
+	}
+	info := s.snapshot()
+	switch {
+	case info.Base == nil || !sameLayers(info.Base, &snap.Template):
+		return Sandbox{}, berm.Errorf(berm.Unsupported, "snapshot '%s' is not of the template that sandbox %s was made from", ref, id).
+			WithHint("create a sandbox from it instead")
+	case info.Limits.Disk != snap.Template.Limits.Disk:
+		return Sandbox{}, berm.Errorf(berm.Unsupported, "snapshot '%s' is of a disk of another size", ref).WithHint("create a sandbox from it instead")
+	case info.Level != snap.Level:
+		return Sandbox{}, berm.Errorf(berm.Unsupported, "snapshot '%s' is of level %s", ref, snap.Level)
+	}
+	if err := s.rollback(ctx, snap, actor); err != nil {
+		return Sandbox{}, err
+	}
+	timeout := max(time.Until(info.EndAt), min(info.Timeout, minWakeTimeout))
+	if err := s.resume(ctx, min(timeout, m.MaxTimeout), actor, "rollback"); err != nil && berm.KindOf(err) != berm.Conflict {
+		return Sandbox{}, err
+	}
+	return m.withTokens(s.snapshot()), nil
+}
+
+func sameLayers(a, b *berm.Template) bool {
+	if len(a.Layers) != len(b.Layers) {
+		return false
+	}
+	for i := range a.Layers {
+		if a.Layers[i].DiffID != b.Layers[i].DiffID {
+			return false
+		}
+	}
+	return true
+}
+
+// rollback leaves the sandbox paused with the files of a snapshot.
+func (s *session) rollback(ctx context.Context, snap Snapshot, actor audit.Actor) error {
+	from, via := berm.Running, berm.Pausing
+	if s.state() == berm.Paused {
+		from, via = berm.Paused, berm.Resuming
+	}
+	if err := s.begin(from, via); err != nil {
+		return err
+	}
+	id := s.info.ID
+	if err := s.m.emit(id, actor, audit.SandboxRollback, audit.OK, "", map[string]any{"snapshot": snap.ID(), "build": snap.Build}); err != nil {
+		_ = s.end(from, nil)
+		return err
+	}
+	ctx, cancel := detached(ctx)
+	defer cancel()
+	s.op <- struct{}{}
+	defer func() { <-s.op }()
+	s.mu.Lock()
+	if s.info.State == berm.Killed {
+		s.mu.Unlock()
+		return notFound(id)
+	}
+	before := s.info.SavedAs
+	s.info.SavedAs = snap.Build
+	s.mu.Unlock()
+	if err := s.trySave(); err != nil {
+		s.mu.Lock()
+		s.info.SavedAs = before
+		s.mu.Unlock()
+		_ = s.end(from, nil)
+		return err
+	}
+	if before == "" {
+		_, _ = s.look(ctx, system, "rollback")
+		s.endProcesses(ctx, s.current())
+	}
+	s.m.drop(before)
+	return s.end(berm.Paused, nil)
+}

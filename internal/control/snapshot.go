@@ -1,0 +1,391 @@
+package control
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/store"
+)
+
+// snapshotTime bounds a snapshot in the engine: a disk may have to be copied.
+const snapshotTime = 5 * time.Minute
+
+// Snapshot is a saved state of a sandbox, from which others are made.
+type Snapshot struct {
+	// Build names what is kept, in a directory of its own.
+	Build berm.BuildID `json:"build"`
+	// TemplateID is what sandboxes are made from: all tags of a name share it.
+	TemplateID berm.TemplateID `json:"templateID"`
+	Name       string          `json:"name,omitempty"`
+	Tag        string          `json:"tag"`
+	Sandbox    berm.SandboxID  `json:"sandbox"` // that it is of
+	CreatedAt  time.Time       `json:"createdAt"`
+	Level      berm.Level      `json:"level"`
+	Saved      berm.Saved      `json:"saved"`
+	Checkpoint bool            `json:"checkpoint,omitempty"` // taken by the server itself, which removes old ones
+	// Template is what that sandbox was made of, with its limits.
+	Template berm.Template `json:"template"`
+}
+
+// ID is what clients call it: its name, or that of its template, and its tag.
+func (s *Snapshot) ID() string {
+	if s.Name != "" {
+		return s.Name + ":" + s.Tag
+	}
+	return string(s.TemplateID) + ":" + s.Tag
+}
+
+// SnapshotRequest is what a client may choose about a snapshot.
+type SnapshotRequest struct {
+	// Name, with a tag behind a colon or without, is given to the snapshot, and taken from one
+	// that had it; "" is none.
+	Name string
+	// Memory demands processes and their memory. Otherwise the level keeps what it can.
+	Memory bool
+	Actor  audit.Actor
+
+	checkpoint bool
+}
+
+const defaultTag = "default"
+
+// snapshotName is [TEAM/]NAME[:TAG]; this server has one team.
+var snapshotName = regexp.MustCompile(`^([A-Za-z0-9_-]{1,64}/)?[a-z0-9][a-z0-9_-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$`)
+
+// splitRef takes a reference apart: "[TEAM/]NAME[:TAG]". tagged says that it has a tag.
+func splitRef(ref string) (name, tag string, tagged bool) {
+	name = ref[strings.LastIndex(ref, "/")+1:]
+	name, tag, tagged = strings.Cut(name, ":")
+	if !tagged || tag == "latest" {
+		tag = defaultTag
+	}
+	return name, tag, tagged
+}
+
+// shelf has the directories of snapshots and of sandboxes that are paused without memory.
+type shelf struct {
+	mu        sync.Mutex
+	snapshots map[berm.BuildID]Snapshot
+	users     map[berm.BuildID]int
+	dropped   map[berm.BuildID]bool // which go with their last user
+}
+
+func newShelf() *shelf {
+	return &shelf{snapshots: map[berm.BuildID]Snapshot{}, users: map[berm.BuildID]int{}, dropped: map[berm.BuildID]bool{}}
+}
+
+func (m *Manager) savedDir(b berm.BuildID) string { return filepath.Join(m.SnapshotDir, string(b)) }
+
+// newSaved makes a directory for what is saved of a sandbox that was made of t, whose layers
+// are kept for as long as it is there.
+func (m *Manager) newSaved(ctx context.Context, t *berm.Template) (berm.BuildID, error) {
+	switch {
+	case m.SnapshotDir == "":
+		return "", berm.Errorf(berm.Unsupported, "this server keeps no snapshots")
+	case t == nil:
+		return "", berm.Errorf(berm.Unsupported, "an earlier version made this sandbox: it cannot be saved")
+	}
+	id := make([]byte, 16)
+	rand.Read(id)
+	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
+	build := berm.BuildID(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
+	if err := os.Mkdir(m.savedDir(build), 0o700); err != nil {
+		return "", berm.Errorf(berm.Internal, "make the directory of a snapshot: %w", err)
+	}
+	if m.HoldLayers != nil {
+		if err := m.HoldLayers(ctx, string(build), m.savedDir(build), *t); err != nil {
+			m.drop(build)
+			return "", err
+		}
+	}
+	return build, failpoint.Hit("control.directory")
+}
+
+// use keeps what is saved from being removed until release is called.
+func (m *Manager) use(b berm.BuildID) (release func()) {
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	m.shelf.users[b]++
+	return func() {
+		m.shelf.mu.Lock()
+		defer m.shelf.mu.Unlock()
+		if m.shelf.users[b]--; m.shelf.users[b] == 0 {
+			delete(m.shelf.users, b)
+			if m.shelf.dropped[b] {
+				m.removeSaved(b)
+			}
+		}
+	}
+}
+
+// drop removes what is saved, once nobody uses it. A snapshot stays.
+func (m *Manager) drop(b berm.BuildID) {
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	if _, kept := m.shelf.snapshots[b]; kept || b == "" {
+		return
+	}
+	m.shelf.dropped[b] = true
+	if m.shelf.users[b] == 0 {
+		m.removeSaved(b)
+	}
+}
+
+// removeSaved removes a directory. The caller holds the lock of the shelf.
+func (m *Manager) removeSaved(b berm.BuildID) {
+	delete(m.shelf.dropped, b)
+	if err := os.RemoveAll(m.savedDir(b)); err != nil {
+		m.Log.Error("files of a snapshot are left until the next start", "build", b, "error", err)
+	}
+}
+
+// findSnapshots reads the stored snapshots, and removes what belongs to none of them and to no
+// sandbox.
+func (m *Manager) findSnapshots(ctx context.Context, sandboxes []store.Sandbox) error {
+	if m.SnapshotDir == "" {
+		return nil
+	}
+	if err := os.MkdirAll(m.SnapshotDir, 0o700); err != nil {
+		return berm.Errorf(berm.Internal, "make the directory of snapshots: %w", err)
+	}
+	rows, err := m.Store.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	known := map[string]bool{}
+	for _, row := range rows {
+		var s Snapshot
+		if err := json.Unmarshal(row.Record, &s); err != nil {
+			return berm.Errorf(berm.Internal, "stored snapshot %s: %w", row.Build, err)
+		}
+		m.shelf.snapshots[s.Build] = s
+		known[string(s.Build)] = true
+	}
+	for _, row := range sandboxes {
+		var info struct{ SavedAs string }
+		if err := json.Unmarshal(row.Record, &info); err != nil {
+			return berm.Errorf(berm.Internal, "stored sandbox %s: %w", row.ID, err)
+		}
+		known[info.SavedAs] = true
+	}
+	entries, err := os.ReadDir(m.SnapshotDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return berm.Errorf(berm.Internal, "list snapshots: %w", err)
+	}
+	for _, e := range entries {
+		if !known[e.Name()] {
+			m.removeSaved(berm.BuildID(e.Name()))
+		}
+	}
+	return nil
+}
+
+// snapshot finds a snapshot by what a client calls it.
+func (m *Manager) snapshot(ref string) (Snapshot, bool) {
+	name, tag, _ := splitRef(ref)
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	for _, s := range m.shelf.snapshots {
+		if (s.Name == name && name != "" || string(s.TemplateID) == name) && s.Tag == tag {
+			return s, true
+		}
+	}
+	return Snapshot{}, false
+}
+
+// Snapshots returns those of a sandbox ("" is all) with a name or an id ("" is any), newest
+// first.
+func (m *Manager) Snapshots(sandbox berm.SandboxID, ref string) []Snapshot {
+	name, tag, tagged := splitRef(ref)
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	chosen := []Snapshot{}
+	for _, s := range m.shelf.snapshots {
+		if sandbox != "" && s.Sandbox != sandbox ||
+			ref != "" && (s.Name != name && string(s.TemplateID) != name || tagged && s.Tag != tag) {
+			continue
+		}
+		chosen = append(chosen, s)
+	}
+	slices.SortFunc(chosen, func(a, b Snapshot) int {
+		if c := b.CreatedAt.Compare(a.CreatedAt); c != 0 {
+			return c
+		}
+		return strings.Compare(string(b.Build), string(a.Build))
+	})
+	return chosen
+}
+
+// Snapshot saves a running sandbox, which goes on. Kinds: Invalid, NotFound, Conflict (it is
+// paused, or another snapshot is being taken), Unsupported (memory, at a level that cannot keep
+// it, or a disk that cannot be saved), Unavailable (no room).
+func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotRequest) (Snapshot, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return Snapshot{}, err
+	}
+	snap := Snapshot{TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: id, Checkpoint: r.checkpoint}
+	if r.Name != "" {
+		snap.Name, snap.Tag, _ = splitRef(r.Name)
+		if !snapshotName.MatchString(r.Name) {
+			return Snapshot{}, berm.Errorf(berm.Invalid, "%q is no name of a snapshot", r.Name).WithHint("NAME or NAME:TAG, of a-z, 0-9, - and _")
+		}
+		if _, err := m.Templates.Resolve(ctx, snap.Name); err == nil {
+			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the name of a template", snap.Name)
+		}
+	}
+	build, saved, err := s.saveFiles(ctx, r.Memory, "snapshot")
+	if err != nil {
+		m.tell(id, r.Actor, audit.SnapshotTake, audit.Failed, err.Error(), nil)
+		return Snapshot{}, err
+	}
+	cu := cleanup.Make(func() { m.drop(build) })
+	defer cu.Clean()
+	info := s.snapshot()
+	snap.Build, snap.Saved, snap.CreatedAt, snap.Level = build, saved, time.Now().UTC(), info.Level
+	snap.Template = *info.Base
+	snap.Template.Limits = info.Limits
+	if err := m.keep(ctx, &snap, r.Actor); err != nil {
+		return Snapshot{}, err
+	}
+	cu.Release()
+	s.log("info", "Snapshot taken", map[string]string{"snapshot": snap.ID()})
+	return snap, nil
+}
+
+// keep stores a snapshot, in the place of one with the same name and tag.
+func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) error {
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	var before berm.BuildID
+	for _, other := range m.shelf.snapshots {
+		if snap.Name == "" || other.Name != snap.Name {
+			continue
+		}
+		snap.TemplateID = other.TemplateID
+		if other.Tag == snap.Tag {
+			before = other.Build
+		}
+	}
+	record, err := json.Marshal(snap)
+	if err != nil {
+		return berm.Errorf(berm.Internal, "snapshot: %w", err)
+	}
+	if err := m.emit(snap.Sandbox, actor, audit.SnapshotTake, audit.OK, "", map[string]any{
+		"snapshot": snap.ID(), "build": snap.Build, "level": snap.Level, "saved": snap.Saved, "checkpoint": snap.Checkpoint,
+	}); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("control.saved"); err != nil {
+		return err
+	}
+	if err := m.Store.SaveSnapshot(ctx, store.Snapshot{Build: snap.Build, Record: record}, before); err != nil {
+		return err
+	}
+	m.shelf.snapshots[snap.Build] = *snap
+	if before != "" {
+		delete(m.shelf.snapshots, before)
+		m.shelf.dropped[before] = true
+		if m.shelf.users[before] == 0 {
+			m.removeSaved(before)
+		}
+	}
+	return nil
+}
+
+// saveFiles saves a running sandbox into a new directory and records what it had written.
+func (s *session) saveFiles(ctx context.Context, memory bool, why string) (berm.BuildID, berm.Saved, error) {
+	if !s.snapping.TryLock() {
+		return "", berm.Saved{}, berm.Errorf(berm.Conflict, "another snapshot of sandbox %s is being taken", s.info.ID)
+	}
+	defer s.snapping.Unlock()
+	if _, err := s.settled(ctx); err != nil {
+		return "", berm.Saved{}, err
+	}
+	info := s.snapshot()
+	switch info.State {
+	case berm.Running:
+	case berm.Killed:
+		return "", berm.Saved{}, notFound(info.ID)
+	default:
+		return "", berm.Saved{}, berm.Errorf(berm.Conflict, "sandbox %s is %s", info.ID, info.State)
+	}
+	build, err := s.m.newSaved(ctx, info.Base)
+	if err != nil {
+		return "", berm.Saved{}, err
+	}
+	cu := cleanup.Make(func() { s.m.drop(build) })
+	defer cu.Clean()
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTime)
+	defer cancel()
+	saved, err := s.current().Snapshot(ctx, s.m.savedDir(build), memory || s.m.probe(info.Level).Memory)
+	if berm.KindOf(err) == berm.NotFound && err != nil {
+		err = notFound(info.ID)
+	}
+	if err != nil {
+		return "", berm.Saved{}, err
+	}
+	_, _ = s.look(ctx, system, why)
+	cu.Release()
+	return build, saved, nil
+}
+
+// DeleteSnapshot removes a snapshot, or with a reference without a tag all of its name.
+// NotFound when there is none, Conflict while a paused sandbox needs it.
+func (m *Manager) DeleteSnapshot(ctx context.Context, ref string, actor audit.Actor) error {
+	all := m.Snapshots("", ref)
+	if len(all) == 0 || ref == "" {
+		return berm.Errorf(berm.NotFound, "snapshot '%s' not found", ref)
+	}
+	m.mu.Lock()
+	sessions := m.all()
+	m.mu.Unlock()
+	for _, s := range sessions {
+		info := s.snapshot()
+		if slices.ContainsFunc(all, func(snap Snapshot) bool {
+			return info.SavedAs == snap.Build || info.From == snap.Build && info.State == berm.Paused
+		}) {
+			return berm.Errorf(berm.Conflict, "the paused sandbox %s was made from snapshot '%s'", info.ID, ref).WithHint("resume or kill it first")
+		}
+	}
+	for _, snap := range all {
+		if err := m.forgetSnapshot(ctx, snap, actor); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m *Manager) forgetSnapshot(ctx context.Context, snap Snapshot, actor audit.Actor) error {
+	if err := m.emit(snap.Sandbox, actor, audit.SnapshotRemove, audit.OK, "", map[string]any{"snapshot": snap.ID(), "build": snap.Build}); err != nil {
+		return err
+	}
+	if err := m.Store.DeleteSnapshot(ctx, snap.Build); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("control.forgotten"); err != nil {
+		return err
+	}
+	m.shelf.mu.Lock()
+	delete(m.shelf.snapshots, snap.Build)
+	m.shelf.mu.Unlock()
+	m.drop(snap.Build)
+	return nil
+}

@@ -1,0 +1,284 @@
+package control
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+)
+
+// saves gives the world a directory for snapshots that outlives its managers.
+func saves(t testing.TB) (dir string, configure func(*Config)) {
+	dir = t.TempDir()
+	return dir, func(c *Config) { c.SnapshotDir = dir }
+}
+
+// kept names what lies in a directory.
+func kept(t testing.TB, dir string) (names []string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+func TestPauseToFiles(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t, func(r *CreateRequest) { r.Env, r.AutoResume = map[string]string{"A": "b"}, true })
+	route, err := w.Route(s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 100 {
+		if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+			t.Fatal(err)
+		}
+		if left, _ := w.engine.List(ctx); len(left) != 0 || len(kept(t, dir)) != 1 {
+			t.Fatalf("cycle %d: %v in the engine, %v on disk", i, left, kept(t, dir))
+		}
+		wantKind(t, w.PauseToFiles(ctx, s.ID, tester), berm.Conflict)
+		_, err := route.Enter(ctx) // traffic does not wake it
+		wantKind(t, err, berm.NotFound)
+		_, err = w.Policy(ctx, s.ID)
+		wantKind(t, err, berm.Conflict)
+		again, resumed, err := w.Connect(ctx, s.ID, time.Minute, tester)
+		if err != nil || !resumed || again.State != berm.Running || again.AccessToken != s.AccessToken || again.ID != s.ID {
+			t.Fatalf("cycle %d: %+v, %v", i, again, err)
+		}
+		if names := kept(t, dir); len(names) != 0 {
+			t.Fatalf("cycle %d: %v on disk", i, names)
+		}
+	}
+	last := w.engine.Specs[len(w.engine.Specs)-1]
+	if last.Guest.Env["A"] != "b" || last.Guest.Env["LANG"] != "C.UTF-8" || last.Guest.AccessToken != s.AccessToken || last.Limits != s.Limits {
+		t.Errorf("%+v", last)
+	}
+	// It is followed as before: a death is seen.
+	w.engine.End(s.ID, berm.ReasonOOM)
+	eventually(t, "death", func() bool { _, err := w.Get(ctx, s.ID); return err != nil })
+
+	// Killed while it rests, nothing is left.
+	s = w.create(t)
+	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Kill(ctx, s.ID, tester); err != nil || len(kept(t, dir)) != 0 {
+		t.Errorf("%v, %v on disk", err, kept(t, dir))
+	}
+}
+
+func TestPauseToFilesThatFails(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t)
+	fail := func(call string, kind berm.Kind) {
+		w.engine.Fail(func(_ berm.SandboxID, method string) error {
+			if method == call {
+				return berm.Errorf(kind, "no")
+			}
+			return nil
+		})
+	}
+	fail("Snapshot", berm.Unsupported)
+	wantKind(t, w.PauseToFiles(ctx, s.ID, tester), berm.Unsupported)
+	if got, err := w.Get(ctx, s.ID); err != nil || got.State != berm.Running {
+		t.Errorf("%+v, %v", got, err)
+	}
+	w.engine.Fail(nil)
+	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	fail("Create", berm.Exhausted)
+	_, _, err := w.Connect(ctx, s.ID, time.Minute, tester)
+	wantKind(t, err, berm.Exhausted)
+	if got, err := w.Get(ctx, s.ID); err != nil || got.State != berm.Paused || len(kept(t, dir)) != 1 {
+		t.Errorf("%+v, %v, %v on disk", got, err, kept(t, dir))
+	}
+	w.engine.Fail(nil)
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of a pause at the deadline memory is not kept either, when no server runs as well.
+func TestDeadlinePausesToFiles(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	short := func(r *CreateRequest) {
+		r.OnDeadline, r.FilesOnly, r.Timeout = berm.PauseAtDeadline, true, 150*time.Millisecond
+	}
+	s := w.create(t, short)
+	eventually(t, "rest", func() bool {
+		got, err := w.Get(ctx, s.ID)
+		return err == nil && got.SavedAs != "" && got.State == berm.Paused
+	})
+	other := w.create(t, short)
+	w.Close()
+	time.Sleep(300 * time.Millisecond)
+	w.start(t, configure)
+	eventually(t, "rest", func() bool {
+		got, err := w.Get(ctx, other.ID)
+		return err == nil && got.SavedAs != "" && got.State == berm.Paused
+	})
+	if left, _ := w.engine.List(ctx); len(left) != 0 || len(kept(t, dir)) != 2 {
+		t.Errorf("%v in the engine, %v on disk", left, kept(t, dir))
+	}
+	for _, id := range []berm.SandboxID{s.ID, other.ID} {
+		if got, _, err := w.Connect(ctx, id, time.Minute, tester); err != nil || !got.FilesOnly {
+			t.Errorf("%+v, %v", got, err)
+		}
+	}
+}
+
+// Whatever a server has not finished is finished, or as if it had not begun.
+func TestRestartAmongSnapshots(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	resting, halfway, paused := w.create(t), w.create(t), w.create(t)
+	for _, s := range []Sandbox{resting, halfway} {
+		if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := w.Pause(ctx, paused.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	source := w.create(t)
+	snap, err := w.Snapshot(ctx, source.ID, SnapshotRequest{Name: "kept", Actor: tester})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	// A resume that was told to nobody left its sandbox; a snapshot that was not stored left a
+	// directory; so did one that was forgotten.
+	spec := w.engine.Specs[1]
+	spec.ID = halfway.ID
+	if _, err := w.engine.Create(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.MkdirAll(filepath.Join(dir, "stray", "disk"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.start(t, configure)
+	if names := kept(t, dir); len(names) != 3 || !slices.Contains(names, string(snap.Build)) || slices.Contains(names, "stray") {
+		t.Errorf("%v on disk", names)
+	}
+	if left, _ := w.engine.List(ctx); len(left) != 2 {
+		t.Errorf("%v in the engine", left)
+	}
+	for _, s := range []Sandbox{resting, halfway, paused} {
+		if got, resumed, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil || !resumed || got.AccessToken != s.AccessToken {
+			t.Errorf("%+v, %v, %v", got, resumed, err)
+		}
+	}
+	if _, err := w.Create(ctx, CreateRequest{Template: "kept", Timeout: time.Minute, Actor: tester}); err != nil {
+		t.Error(err)
+	}
+	if err := w.DeleteSnapshot(ctx, "kept", tester); err != nil || len(kept(t, dir)) != 0 {
+		t.Errorf("%v, %v on disk", err, kept(t, dir))
+	}
+}
+
+// A snapshot that is deleted while sandboxes are made from it is there until they are.
+func TestDeleteDuringCreate(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t)
+	if _, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Actor: tester}); err != nil {
+		t.Fatal(err)
+	}
+	reached, go_ := make(chan bool), make(chan bool)
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method == "Create" {
+			reached <- true
+			<-go_
+		}
+		return nil
+	})
+	made := make(chan error, 1)
+	go func() {
+		_, err := w.Create(ctx, CreateRequest{Template: "kept", Timeout: time.Minute, Actor: tester})
+		made <- err
+	}()
+	<-reached
+	if err := w.DeleteSnapshot(ctx, "kept", tester); err != nil {
+		t.Fatal(err)
+	}
+	close(go_)
+	if err := <-made; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "removal", func() bool { return len(kept(t, dir)) == 0 })
+}
+
+// Quotas count what has memory.
+func TestRestingTakesNoQuota(t *testing.T) {
+	ctx := t.Context()
+	_, configure := saves(t)
+	w := newWorld(t, configure, func(c *Config) { c.MaxSandboxes = 1 })
+	first := w.create(t)
+	if err := w.PauseToFiles(ctx, first.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	second := w.create(t)
+	_, _, err := w.Connect(ctx, first.ID, time.Minute, tester)
+	wantKind(t, err, berm.Exhausted)
+	if err := w.Kill(ctx, second.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.Connect(ctx, first.ID, time.Minute, tester); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestSnapshotRaces(t *testing.T) {
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	ctx := context.Background()
+	for range 20 {
+		s := w.create(t)
+		var wg sync.WaitGroup
+		for range 3 {
+			wg.Go(func() { w.PauseToFiles(ctx, s.ID, tester) })
+			wg.Go(func() { w.Pause(ctx, s.ID, tester) })
+			wg.Go(func() { w.Connect(ctx, s.ID, time.Minute, tester) })
+			wg.Go(func() { w.DropMemory(ctx, s.ID, tester) })
+			wg.Go(func() { w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "raced", Actor: tester}) })
+			wg.Go(func() { w.Rollback(ctx, s.ID, "raced", tester) })
+			wg.Go(func() {
+				forks, _ := w.Fork(ctx, s.ID, 2, time.Minute, false, tester)
+				for _, f := range forks {
+					if f.Err == nil {
+						w.Kill(ctx, f.Sandbox.ID, tester)
+					}
+				}
+			})
+			wg.Go(func() { w.DeleteSnapshot(ctx, "raced", tester) })
+		}
+		wg.Go(func() {
+			time.Sleep(time.Millisecond)
+			if err := w.Kill(ctx, s.ID, tester); err != nil {
+				t.Error(err)
+			}
+		})
+		wg.Wait()
+	}
+	w.DeleteSnapshot(ctx, "raced", tester)
+	eventually(t, "nothing left in the engine", func() bool { left, _ := w.engine.List(ctx); return len(left) == 0 })
+	eventually(t, "nothing left on disk", func() bool { return len(kept(t, dir)) == 0 })
+}
