@@ -3,9 +3,12 @@ package audit
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -59,7 +62,8 @@ func (b *BlobWriter) Size() int64 { return b.size }
 // Commit keeps the content under its hash.
 func (b *BlobWriter) Commit() (Blob, error) {
 	sum := hex.EncodeToString(b.sum.Sum(nil))
-	err := b.file.Close()
+	// How old it is counts from now on, however long ago it was written: a record is to name it.
+	err := errors.Join(unix.Futimes(int(b.file.Fd()), nil), b.file.Close())
 	if err == nil {
 		err = os.MkdirAll(filepath.Join(b.dir, sum[:2]), 0o700)
 	}

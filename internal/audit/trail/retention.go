@@ -17,7 +17,7 @@ import (
 )
 
 // blobMargin is how much older than its record a blob may be: it is kept first.
-const blobMargin = time.Hour
+const blobMargin = 2 * time.Minute
 
 // shares is in how many files a log is kept at least, so that little more than what is too much
 // is removed at once.
@@ -113,7 +113,7 @@ type removal struct {
 }
 
 // overdue says which files are to be removed, and which blobs with them: those that are older than
-// all files that stay, but for what the files with a held sandbox name.
+// all files that stay, but for what those name that begin soon after, or have a held sandbox.
 func (l *Log) overdue(parts []part, blobs []content, now time.Time) (remove []removal, rest []content, err error) {
 	var holds []berm.SandboxID
 	if l.holds != nil {
@@ -127,47 +127,66 @@ func (l *Log) overdue(parts []part, blobs []content, now time.Time) (remove []re
 	}
 	total += sizeSince(blobs, time.Time{})
 	needed := map[string]bool{}
+	need := func(names []string) {
+		for _, name := range names {
+			needed[name] = true
+		}
+	}
+	var end time.Time                        // of what is removed
 	for i, p := range parts[:len(parts)-1] { // the current one ends before
 		next := parts[i+1]
 		until := next.began // of what p has
 		if until.IsZero() {
 			until = now
 		}
-		var why string
-		switch {
-		case l.keep > 0 && now.Sub(until) > l.keep:
+		why := ""
+		switch age := now.Sub(until); {
+		case age <= blobMargin: // a record may still come that names content of then
+		case l.keep > 0 && age > l.keep:
 			why = "they are older than " + l.keep.String()
 		case l.limit > 0 && total > l.limit:
 			why = fmt.Sprintf("the log takes more than %d bytes", l.limit)
-		default:
-			return remove, rest, nil
 		}
-		names, held, err := Dir(l.dir).named(p.name, holds)
-		if err != nil {
-			return nil, nil, err
+		if why == "" {
+			break
 		}
-		if held {
-			for _, name := range names {
-				needed[name] = true
+		held := false
+		if len(holds) > 0 {
+			var names []string
+			if names, held, err = Dir(l.dir).named(p.name, holds); err != nil {
+				return nil, nil, err
 			}
-		} else {
+			if held {
+				need(names)
+			}
+		}
+		if !held {
 			r := removal{audit.Removal{From: p.first, To: next.first - 1}, []string{p.name}, why}
 			if last := len(remove) - 1; last >= 0 && remove[last].To+1 == r.From && remove[last].why == why {
 				remove[last].To, remove[last].names = r.To, append(remove[last].names, p.name)
 			} else {
 				remove = append(remove, r)
 			}
+			end = until
 		}
 		total -= p.size // what is held takes nothing of the limit: the rest would be gone for it
-		for len(blobs) > 0 && blobs[0].at.Before(until.Add(-blobMargin)) {
-			if !needed[filepath.Base(blobs[0].path)] {
-				rest = append(rest, blobs[0])
-			}
+		for len(blobs) > 0 && blobs[0].at.Before(until) {
+			rest = append(rest, blobs[0])
 			total -= blobs[0].size
 			blobs = blobs[1:]
 		}
 	}
-	return remove, rest, nil
+	for _, p := range parts {
+		if p.began.Before(end) || p.began.After(end.Add(blobMargin)) {
+			continue
+		}
+		names, _, err := Dir(l.dir).named(p.name, nil)
+		if err != nil {
+			return nil, nil, err
+		}
+		need(names)
+	}
+	return remove, slices.DeleteFunc(rest, func(b content) bool { return !b.at.Before(end) || needed[filepath.Base(b.path)] }), nil
 }
 
 // parts lists the files of a log, the current one last.
@@ -201,12 +220,9 @@ func (d Dir) parts() ([]part, error) {
 	return all, nil
 }
 
-// named reports whether a file of the log has a record of one of the sandboxes, and which
-// contents its records name if so.
+// named returns which contents the records of a file of the log name, and whether one is of one
+// of the sandboxes.
 func (d Dir) named(name string, of []berm.SandboxID) (blobs []string, found bool, err error) {
-	if len(of) == 0 {
-		return nil, false, nil
-	}
 	for raw, err := range d.file(name) {
 		if err != nil {
 			return nil, false, berm.Errorf(berm.Internal, "audit log: %w", err)

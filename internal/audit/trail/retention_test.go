@@ -19,6 +19,9 @@ import (
 func ofOne(t *testing.T, l *Log, id berm.SandboxID, n, size int, age time.Duration) {
 	t.Helper()
 	at := time.Now().Add(-age)
+	if age > 0 { // retainAs lets the first record be as old, and content comes after that
+		at = at.Add(time.Second)
+	}
 	for i := range n {
 		b, err := audit.NewBlob(l.dir, audit.KindContent)
 		if err != nil {
@@ -106,6 +109,61 @@ func TestRetentionByBytes(t *testing.T) {
 	}
 	if r := verify(t, dir, Trust{}); len(r.Problems) > 0 || r.First == 1 {
 		t.Errorf("%+v", r)
+	}
+}
+
+// What came in the last minutes stays when it alone is more than the limit: its content could not
+// be removed with it yet.
+func TestLimitOfAFlood(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir, Options{Limit: 20 << 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofOne(t, l, "s0", 4, 8<<10, 0)
+	ofOne(t, l, "s1", 4, 8<<10, 0)
+	if err := l.retain(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if left := have(t, dir); left["s0"] != 4 || left["s1"] != 4 {
+		t.Errorf("left are %v", left)
+	}
+	if err := l.retain(time.Now().Add(10 * time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if left := have(t, dir); left["s0"] != 0 || sizes(t, dir) > 40<<10 {
+		t.Errorf("left are %v, %d bytes", left, sizes(t, dir))
+	}
+	closeLog(t, l)
+	if r := verify(t, dir, Trust{}); len(r.Problems) > 0 {
+		t.Errorf("%+v", r)
+	}
+}
+
+// A blob counts as new when a record is about to name it, however long ago it was written.
+func TestBlobIsAsOldAsItsRecord(t *testing.T) {
+	dir := t.TempDir()
+	b, err := audit.NewBlob(dir, audit.KindFrames)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	before := time.Now().Add(-10 * time.Second)
+	names, err := filepath.Glob(filepath.Join(dir, audit.BlobDir, "new-*"))
+	if err != nil || len(names) != 1 {
+		t.Fatal(names, err)
+	}
+	if err := os.Chtimes(names[0], before, before.Add(-24*time.Hour)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	blobs, err := contents(filepath.Join(dir, audit.BlobDir))
+	if err != nil || len(blobs) != 1 || blobs[0].at.Before(before) {
+		t.Errorf("%+v, %v", blobs, err)
 	}
 }
 
