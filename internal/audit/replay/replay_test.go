@@ -273,6 +273,18 @@ func TestAccountAnswers(t *testing.T) {
 	}
 }
 
+// A hold, long after a sandbox, does not make its replay longer.
+func TestHoldIsNotOfTheSession(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Session(id)
+	before := load(t, l, id)
+	l.Wait(48 * time.Hour)
+	l.Add(audit.Record{Sandbox: id, Type: audit.HoldSet, Reason: "case"})
+	if after := load(t, l, id); !after.End.Equal(before.End) || len(after.Events) != len(before.Events) {
+		t.Errorf("it ends at %s, and before at %s", after.End, before.End)
+	}
+}
+
 // Nothing of a sandbox's choice acts on the terminal.
 func TestHostileSession(t *testing.T) {
 	l := audittest.New(t, t.TempDir())

@@ -92,6 +92,8 @@ func Load(source trail.Source, id berm.SandboxID) (*Timeline, error) {
 			continue
 		case line.Sandbox != id && (line.Sandbox != "" || line.Type != audit.Gap || len(t.Events) == 0 || t.Ended):
 			continue // but gaps of the whole log while the sandbox lived are its, too
+		case line.Type == audit.HoldSet, line.Type == audit.HoldEnd:
+			continue // of the log, and perhaps long after the sandbox
 		case len(t.Events) >= maxEvents, len(t.Events) >= maxEvents/2 && Lane(line.Type) == Proc:
 			left++
 			continue
