@@ -101,12 +101,16 @@ func appendRecord(b []byte, r *Record) ([]byte, error) {
 	if r.PolicyID != "" {
 		b = appendText(append(b, `,"policyRev":`...), r.PolicyID)
 	}
-	if r.Data != nil {
-		data, err := json.Marshal(r.Data)
+	switch data := r.Data.(type) {
+	case nil:
+	case Process: // of which there are most
+		b = appendProcess(append(b, `,"data":`...), &data)
+	default:
+		text, err := json.Marshal(data)
 		if err != nil {
 			return b, err
 		}
-		b = append(append(b, `,"data":`...), data...)
+		b = append(append(b, `,"data":`...), text...)
 	}
 	if len(r.Blobs) > 0 {
 		blobs, err := json.Marshal(r.Blobs)
@@ -119,6 +123,48 @@ func appendRecord(b []byte, r *Record) ([]byte, error) {
 		b = appendText(append(b, `,"traceID":`...), r.TraceID)
 	}
 	return b, nil
+}
+
+// appendProcess appends what json.Marshal makes of a process.
+func appendProcess(b []byte, p *Process) []byte {
+	b = strconv.AppendInt(append(b, `{"pid":`...), int64(p.PID), 10)
+	if p.PPID != 0 {
+		b = strconv.AppendInt(append(b, `,"ppid":`...), int64(p.PPID), 10)
+	}
+	if p.Host != 0 {
+		b = strconv.AppendInt(append(b, `,"host":`...), int64(p.Host), 10)
+	}
+	b = strconv.AppendInt(append(b, `,"uid":`...), int64(p.UID), 10)
+	if p.Exe != "" {
+		b = appendText(append(b, `,"exe":`...), p.Exe)
+	}
+	if p.SHA256 != "" {
+		b = appendText(append(b, `,"sha256":`...), p.SHA256)
+	}
+	for i, arg := range p.Argv {
+		if i == 0 {
+			b = append(b, `,"argv":[`...)
+		} else {
+			b = append(b, ',')
+		}
+		b = appendText(b, arg)
+	}
+	if len(p.Argv) > 0 {
+		b = append(b, ']')
+	}
+	if p.Cwd != "" {
+		b = appendText(append(b, `,"cwd":`...), p.Cwd)
+	}
+	if p.Cut {
+		b = append(b, `,"cut":true`...)
+	}
+	if p.Code != nil {
+		b = strconv.AppendInt(append(b, `,"code":`...), int64(*p.Code), 10)
+	}
+	if p.Signal != "" {
+		b = appendText(append(b, `,"signal":`...), p.Signal)
+	}
+	return append(b, '}')
 }
 
 // appendText appends a string of JSON as json.Marshal writes it.

@@ -19,7 +19,12 @@ func FuzzLine(f *testing.F) {
 			Type: Type(kind), Src: id, Trust: Trust(sandbox), Outcome: Outcome(kind), Reason: reason, TraceID: exe,
 		}
 		if more {
-			r.PolicyID, r.Data, r.Blobs = host, Process{Exe: exe, Argv: []string{reason}}, []Blob{{SHA256: exe, Size: at, Kind: kind}}
+			code := int(at % 300)
+			p := Process{PID: code, PPID: int(seq % 5), Host: int(seq % 3), UID: code, Exe: exe, SHA256: id, Cwd: host, Cut: seq%2 == 0, Signal: kind}
+			if p.PPID > 1 {
+				p.Argv, p.Code = []string{reason, exe, ""}[:p.PPID-1], &code
+			}
+			r.PolicyID, r.Data, r.Blobs = host, p, []Blob{{SHA256: exe, Size: at, Kind: kind}}
 		}
 		want, err := json.Marshal(r)
 		if err != nil {

@@ -170,7 +170,9 @@ func Chain(line []byte) string {
 		hashed = append(append(hashed, 1), line...)
 	}
 	sum := sha256.Sum256(hashed)
-	return base64.StdEncoding.EncodeToString(sum[:])
+	var text [44]byte
+	base64.StdEncoding.Encode(text[:], sum[:])
+	return string(text[:])
 }
 
 // Emit appends a record. It has been written when Emit returns, and is forced to

@@ -19,8 +19,12 @@ type tree struct {
 	size    uint64      // lines
 	edge    []tlog.Hash // roots of the complete subtrees, the largest first
 	pending []byte      // hashes that are not in the file
+	spare   []byte      // memory for the next ones
 	broken  bool        // the file lacks some: it ends where it is
 }
+
+// maxSpare bounds the memory that a tree keeps, in bytes.
+const maxSpare = 1 << 20
 
 // openTree opens or creates the tree at path, up to at most limit lines.
 func openTree(path string, limit uint64) (*tree, error) {
@@ -123,7 +127,7 @@ func fold(edge []tlog.Hash) tlog.Hash {
 // take returns what is to be written to the file, and forgets it.
 func (t *tree) take() []byte {
 	pending := t.pending
-	t.pending = make([]byte, 0, cap(pending)) // about as many will come until the next time
+	t.pending, t.spare = t.spare, nil
 	return pending
 }
 
@@ -135,6 +139,9 @@ func (t *tree) save(hashes []byte) error {
 	}
 	_, err := t.file.Write(hashes)
 	t.broken = err != nil
+	if cap(hashes) <= maxSpare {
+		t.spare = hashes[:0]
+	}
 	return err
 }
 
