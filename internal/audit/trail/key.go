@@ -144,13 +144,16 @@ func loadKey(dir string) (note.Signer, []string, error) {
 // publicKey is the verifier's form of a private key, whose last part is an algorithm's byte and
 // the seed (golang.org/x/mod/sumdb/note, GenerateKey).
 func publicKey(private string) (string, error) {
-	parts := strings.Split(private, "+")
-	seed, err := base64.StdEncoding.DecodeString(parts[len(parts)-1])
-	if err != nil || len(seed) != 1+ed25519.SeedSize || len(parts) < 5 {
+	parts := strings.SplitN(private, "+", 5) // PRIVATE, KEY, name, hash, and base64, which may have a + too
+	if len(parts) < 5 {
+		return "", errors.New("this is no private key")
+	}
+	seed, err := base64.StdEncoding.DecodeString(parts[4])
+	if err != nil || len(seed) != 1+ed25519.SeedSize {
 		return "", errors.New("this is no Ed25519 key")
 	}
 	key := ed25519.NewKeyFromSeed(seed[1:]).Public().(ed25519.PublicKey)
-	return note.NewEd25519VerifierKey(strings.Join(parts[2:len(parts)-2], "+"), key)
+	return note.NewEd25519VerifierKey(parts[2], key)
 }
 
 // isKeyOf reports whether a public key is that of a signer.
