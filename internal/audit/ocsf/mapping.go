@@ -29,6 +29,8 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.SandboxPause:     life(other),
 	audit.SandboxResume:    life(other),
 	audit.SandboxUpdate:    life(other),
+	audit.SandboxFork:      life(other),
+	audit.SandboxRollback:  life(other),
 	audit.SandboxExit:      life(activity{4, "Stop"}),
 	audit.AgentLost:        life(activity{5, "Restart"}),
 	audit.LimitHit:         (*mapper).none,
@@ -41,6 +43,8 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.FileAPI:          (*mapper).access,
 	audit.FileChange:       (*mapper).changes,
 	audit.PolicySet:        managed("policy", activity{3, "Update"}),
+	audit.SnapshotTake:     managed("snapshot", activity{1, "Create"}),
+	audit.SnapshotRemove:   managed("snapshot", activity{4, "Delete"}),
 	audit.KeyCreate:        managed("API key", activity{1, "Create"}),
 	audit.KeyRevoke:        managed("API key", activity{4, "Delete"}),
 	audit.TemplateBuild:    managed("template", activity{1, "Create"}),
@@ -131,7 +135,7 @@ func life(a activity) func(*mapper) {
 func managed(what string, a activity) func(*mapper) {
 	return func(m *mapper) {
 		m.add(entity, a, func(e *Event) {
-			uid := cmp.Or(m.text("key"), m.text("secret"), string(m.line.Sandbox))
+			uid := cmp.Or(m.text("key"), m.text("secret"), m.text("snapshot"), string(m.line.Sandbox))
 			e.Entity = &entityObject{Name: cmp.Or(m.text("name"), what), UID: uid, Type: what}
 		})
 	}
@@ -185,6 +189,7 @@ func (m *mapper) process() {
 		a = terminate
 	}
 	m.add(process, a, func(e *Event) {
+		e.Time -= p.Ago / 1000
 		uid := cmp.Or(p.Host, p.PID)
 		e.Process = &processObject{PID: cmp.Or(p.PID, p.Host), UID: strconv.Itoa(uid), CmdLine: replay.Argv(p.Argv), User: &user{UID: strconv.Itoa(p.UID)}}
 		if p.Exe != "" {

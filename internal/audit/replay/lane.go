@@ -27,7 +27,8 @@ var Lanes = []string{Life, Exec, Output, Proc, Files, Network, Credentials, Limi
 // Lane is the lane of a type of record.
 func Lane(t audit.Type) string {
 	family, _, _ := strings.Cut(string(t), ".")
-	if family == "agent" {
+	switch family {
+	case "agent", "snapshot":
 		return Life
 	}
 	return family
