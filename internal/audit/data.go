@@ -28,6 +28,8 @@ type Process struct {
 	PPID int `json:"ppid,omitempty"` // inside
 	Host int `json:"host,omitempty"` // the process id on the host
 	UID  int `json:"uid"`            // inside, or on the host if the source knows no other
+	// Ago is how many microseconds before the record it was: the kernel's events are gathered.
+	Ago int64 `json:"ago,omitempty"`
 	// Of an execution.
 	Exe    string   `json:"exe,omitempty"` // the file that runs, by its path inside
 	SHA256 string   `json:"sha256,omitempty"`

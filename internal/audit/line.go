@@ -135,6 +135,9 @@ func appendProcess(b []byte, p *Process) []byte {
 		b = strconv.AppendInt(append(b, `,"host":`...), int64(p.Host), 10)
 	}
 	b = strconv.AppendInt(append(b, `,"uid":`...), int64(p.UID), 10)
+	if p.Ago != 0 {
+		b = strconv.AppendInt(append(b, `,"ago":`...), p.Ago, 10)
+	}
 	if p.Exe != "" {
 		b = appendText(append(b, `,"exe":`...), p.Exe)
 	}

@@ -355,10 +355,19 @@ func (c *Collector) sums() {
 
 var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit}
 
+// ago is how many microseconds ago a time of the monotonic clock was.
+func ago(at time.Duration) int64 {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		return 0
+	}
+	return max((time.Duration(now.Nano()) - at).Microseconds(), 0)
+}
+
 func (c *Collector) take(i item) {
 	defer i.close()
 	b := i.box
-	p := audit.Process{PID: i.PID, PPID: i.Parent, Host: i.Host, UID: b.inside(i.UID)}
+	p := audit.Process{PID: i.PID, PPID: i.Parent, Host: i.Host, UID: b.inside(i.UID), Ago: ago(i.At)}
 	outcome := audit.OK
 	switch i.Kind {
 	case trace.Exec:

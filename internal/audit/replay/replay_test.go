@@ -273,6 +273,41 @@ func TestAccountAnswers(t *testing.T) {
 	}
 }
 
+// Processes are told a moment later than the command that they are of ends, and are on the clock
+// when they were.
+func TestProcessesOfShortCommands(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Run(id, audit.Actor{Type: "key", ID: "k1"}, audittest.Command{Argv: []string{"first"}})
+	begin := l.Now()
+	code := 0
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecStart, Data: audit.Command{Argv: []string{"sh"}}, TraceID: "t"})
+	l.Wait(5 * time.Millisecond)
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecExit, Data: audit.Command{PID: 70, Argv: []string{"sh"}, Code: &code}, TraceID: "t"})
+	l.Wait(100 * time.Millisecond)
+	for _, r := range []audit.Record{
+		{Type: audit.ProcFork, Data: audit.Process{PID: 70, Host: 700, PPID: 1}}, {Type: audit.ProcExec, Data: audit.Process{PID: 70, Host: 700, Exe: "/bin/sh"}},
+		{Type: audit.ProcExit, Data: audit.Process{PID: 70, Host: 700, Code: &code}},
+	} {
+		p := r.Data.(audit.Process)
+		p.Ago = l.Now().Sub(begin.Add(2 * time.Millisecond)).Microseconds()
+		r.Sandbox, r.Data = id, p
+		l.Add(r)
+	}
+	tl := load(t, l, id)
+	n := 0
+	for _, p := range tl.Processes {
+		if p.PID == 70 {
+			n++
+			if p.End.Sub(begin) > 10*time.Millisecond || p.Command == nil {
+				t.Errorf("%+v", p)
+			}
+		}
+	}
+	if n != 1 {
+		t.Errorf("%d processes, want one", n)
+	}
+}
+
 // A hold, long after a sandbox, does not make its replay longer.
 func TestHoldIsNotOfTheSession(t *testing.T) {
 	l := audittest.New(t, t.TempDir())

@@ -20,7 +20,7 @@ const maxEvents = 1_000_000
 
 // Event is a record on the timeline.
 type Event struct {
-	Time    time.Time // of what it tells: a flow's is its beginning
+	Time    time.Time // of what it tells, which may be some time before its record: a flow's is its beginning
 	Seq     uint64
 	Type    audit.Type
 	Src     string
@@ -177,9 +177,16 @@ func NewEvent(line trail.Line) (*Event, error) {
 func (t *Timeline) arrange() {
 	first := slices.MinFunc(t.Events, func(a, b *Event) int { return a.Time.Compare(b.Time) }).Time
 	for _, e := range t.Events {
-		// A service told when it began: it cannot have been before the sandbox or after the record.
-		if flow, ok := e.Data.(*egress.Event); ok && flow.Time.After(first) && flow.Time.Before(e.Time) {
-			e.Time = flow.Time
+		// Who saw it told when it was: that cannot have been before the sandbox or after the record.
+		at := e.Time
+		switch data := e.Data.(type) {
+		case *egress.Event:
+			at = data.Time
+		case *audit.Process:
+			at = at.Add(-time.Duration(data.Ago) * time.Microsecond)
+		}
+		if at.After(first) && at.Before(e.Time) {
+			e.Time = at
 		}
 	}
 	slices.SortStableFunc(t.Events, func(a, b *Event) int {
