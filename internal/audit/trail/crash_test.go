@@ -47,7 +47,29 @@ func writer(dir string) {
 	}
 }
 
+// removing keeps records for so long that none is old by itself in a test.
+var removing = Options{Keep: 10 * time.Hour}
+
+// remover writes three files and removes two of them.
+func remover(dir string) {
+	l, err := Open(dir, removing)
+	for i := 0; err == nil && i < 30; i++ {
+		err = l.Emit(audit.Record{Type: audit.APICall, Reason: fmt.Sprint(i)})
+		if i%10 == 9 && err == nil {
+			err = l.rotate()
+		}
+	}
+	if err == nil {
+		err = l.retain(time.Now().Add(2 * removing.Keep))
+	}
+	fmt.Println(err)
+}
+
 func TestMain(m *testing.M) {
+	if dir := os.Getenv("TRAIL_REMOVER"); dir != "" {
+		remover(dir)
+		os.Exit(0)
+	}
 	if dir := os.Getenv("TRAIL_WRITER"); dir != "" {
 		writer(dir)
 	}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"testing"
+	"time"
 )
 
 // A crash between the steps of signing, and of beginning a file, leaves a log that goes on.
@@ -23,5 +24,30 @@ func TestCrashLeavesAWholeLog(t *testing.T) {
 			closeLog(t, l)
 			whole(t, dir, l.signed)
 		})
+	}
+}
+
+// A crash between the record of a removal and the removal, or in the middle of it, leaves a log that
+// verifies, and the next look removes the rest.
+func TestCrashWhileRecordsAreRemoved(t *testing.T) {
+	dir := t.TempDir()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), "TRAIL_REMOVER="+dir, "BERM_FAILPOINTS=audit/remove=crash")
+	if err := cmd.Run(); err == nil {
+		t.Fatal("there was no crash")
+	}
+	l, err := Open(dir, removing)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r := verify(t, dir, Trust{}); len(r.Problems) > 0 || r.First != 1 {
+		t.Errorf("after the crash: %+v", r)
+	}
+	if err := l.retain(time.Now().Add(2 * removing.Keep)); err != nil {
+		t.Fatal(err)
+	}
+	closeLog(t, l)
+	if r := verify(t, dir, Trust{}); len(r.Problems) > 0 || r.First == 1 {
+		t.Errorf("after the next look: %+v", r)
 	}
 }
