@@ -143,6 +143,45 @@ func TestLifeCycle(t *testing.T) {
 	}
 }
 
+func TestTimeTravel(t *testing.T) {
+	s := newSetup(t)
+	id := strings.TrimSpace(s.ok("create"))
+	if got := s.ok("snapshot", id, "--name", "before"); got != "before:default\n" {
+		t.Errorf("snapshot: %q", got)
+	}
+	second := strings.TrimSpace(s.ok("snapshot", id))
+	if got := s.ok("snapshots", "-q"); got != second+"\nbefore:default\n" {
+		t.Errorf("snapshots: %q", got)
+	}
+	if got := s.ok("snapshots", "i0other", "--json"); got != "[]\n" {
+		t.Errorf("snapshots of another: %q", got)
+	}
+	r := s.run("fork", id, "-n", "3")
+	if r.code != 1 || strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stderr, "child 2: no room") {
+		t.Errorf("fork: %+v", r)
+	}
+	child, _, _ := strings.Cut(r.stdout, "\n")
+	lines := s.ok("timeline", id)
+	for _, want := range []string{"berm create before:default", "berm create " + second, "berm connect " + child} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("%q is not in %s", want, lines)
+		}
+	}
+	if strings.Index(lines, "before") > strings.Index(lines, child) {
+		t.Errorf("not in order: %s", lines)
+	}
+	if got := s.ok("rollback", id, "before"); got != id+"\n" {
+		t.Errorf("rollback: %q", got)
+	}
+	if got := s.ok("snapshots", "rm", "before:default"); got != "before:default\n" {
+		t.Errorf("rm: %q", got)
+	}
+	if r := s.run("snapshots", "rm", "before:default"); r.code != 1 || !strings.Contains(r.stderr, "not found") {
+		t.Errorf("rm twice: %+v", r)
+	}
+	s.ok("pause", "--files-only", id)
+}
+
 func TestUsageErrorsExitWith2(t *testing.T) {
 	s := newSetup(t)
 	for _, args := range [][]string{

@@ -46,6 +46,7 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 	flags.StringArrayVarP(&env, "env", "e", nil, "variable for every command in it, KEY=VALUE; KEY alone takes the value from here")
 	flags.StringArrayVarP(&metadata, "metadata", "m", nil, "KEY=VALUE to find it by")
 	flags.BoolVar(&o.AutoPause, "auto-pause", false, "pause it when its time is over, instead of killing it")
+	flags.BoolVar(&o.FilesOnly, "files-only", false, "with --auto-pause: keep its files then, and end its processes")
 	flags.BoolVar(&o.AutoResume, "auto-resume", false, "wake it from a pause when somebody calls it")
 	flags.Var(&memory, "memory", "most memory that it may use, such as 512MiB (default: the template's)")
 	flags.Float64Var(&o.Limits.CPU, "cpus", 0, "most processor cores (default: the template's)")

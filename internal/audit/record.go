@@ -23,7 +23,7 @@ const (
 	SandboxResume Type = "sandbox.resume"
 	SandboxUpdate Type = "sandbox.update" // data: deadline
 	// Snapshots of sandboxes.
-	SnapshotTake    Type = "snapshot.take"    // data: snapshot, build, level, saved, checkpoint
+	SnapshotTake    Type = "snapshot.take"    // data: snapshot, build, level, saved
 	SnapshotRemove  Type = "snapshot.remove"  // data: snapshot, build
 	SandboxFork     Type = "sandbox.fork"     // others began with the state of this one; data: count
 	SandboxRollback Type = "sandbox.rollback" // it got the files of a snapshot; data: snapshot, build

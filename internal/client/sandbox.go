@@ -47,6 +47,8 @@ type Additions struct {
 	Degraded []string `json:"degraded,omitempty"`
 	// Warnings are what in its network policy is probably not meant; in the answer of a create.
 	Warnings []string `json:"warnings,omitempty"`
+	// Parent is the sandbox that this one is a fork of.
+	Parent berm.SandboxID `json:"parent,omitempty"`
 }
 
 // Level is the sandbox's isolation level, "" if the server does not tell.
@@ -78,6 +80,7 @@ type CreateOptions struct {
 	Env        map[string]string
 	Metadata   map[string]string
 	AutoPause  bool        // pause instead of kill when the time is over
+	FilesOnly  bool        // and keep files alone then
 	AutoResume bool        // wake up on traffic
 	Level      berm.Level  // "" leaves it to the server
 	Limits     berm.Limits // zero fields leave it to the template
@@ -107,9 +110,13 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 		Env        map[string]string `json:"envVars,omitempty"`
 		Metadata   map[string]string `json:"metadata,omitempty"`
 		AutoPause  bool              `json:"autoPause,omitempty"`
+		Memory     *bool             `json:"autoPauseMemory,omitempty"`
 		AutoResume *autoResume       `json:"autoResume,omitempty"`
 		Berm       *additions        `json:"berm,omitempty"`
 	}{TemplateID: o.Template, Timeout: seconds(o.Timeout), Env: o.Env, Metadata: o.Metadata, AutoPause: o.AutoPause}
+	if o.FilesOnly {
+		body.Memory = new(bool)
+	}
 	if o.AutoResume {
 		body.AutoResume = &autoResume{true}
 	}
@@ -213,6 +220,13 @@ func (c *Client) Kill(ctx context.Context, id berm.SandboxID) error {
 // Pause freezes a sandbox. Conflict when it is paused already.
 func (c *Client) Pause(ctx context.Context, id berm.SandboxID) error {
 	_, err := c.call(ctx, http.MethodPost, sandboxPath(id)+"/pause", nil, nil, nil)
+	return err
+}
+
+// PauseToFiles ends the processes of a sandbox and keeps its files. Conflict when it is paused
+// already.
+func (c *Client) PauseToFiles(ctx context.Context, id berm.SandboxID) error {
+	_, err := c.call(ctx, http.MethodPost, sandboxPath(id)+"/pause", nil, map[string]any{"memory": false}, nil)
 	return err
 }
 

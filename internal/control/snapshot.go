@@ -37,7 +37,6 @@ type Snapshot struct {
 	CreatedAt  time.Time       `json:"createdAt"`
 	Level      berm.Level      `json:"level"`
 	Saved      berm.Saved      `json:"saved"`
-	Checkpoint bool            `json:"checkpoint,omitempty"` // taken by the server itself, which removes old ones
 	// Template is what that sandbox was made of, with its limits.
 	Template berm.Template `json:"template"`
 }
@@ -58,8 +57,6 @@ type SnapshotRequest struct {
 	// Memory demands processes and their memory. Otherwise the level keeps what it can.
 	Memory bool
 	Actor  audit.Actor
-
-	checkpoint bool
 }
 
 const defaultTag = "default"
@@ -241,7 +238,7 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 	if err != nil {
 		return Snapshot{}, err
 	}
-	snap := Snapshot{TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: id, Checkpoint: r.checkpoint}
+	snap := Snapshot{TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: id}
 	if r.Name != "" {
 		snap.Name, snap.Tag, _ = splitRef(r.Name)
 		if !snapshotName.MatchString(r.Name) {
@@ -289,7 +286,7 @@ func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) e
 		return berm.Errorf(berm.Internal, "snapshot: %w", err)
 	}
 	if err := m.emit(snap.Sandbox, actor, audit.SnapshotTake, audit.OK, "", map[string]any{
-		"snapshot": snap.ID(), "build": snap.Build, "level": snap.Level, "saved": snap.Saved, "checkpoint": snap.Checkpoint,
+		"snapshot": snap.ID(), "build": snap.Build, "level": snap.Level, "saved": snap.Saved,
 	}); err != nil {
 		return err
 	}

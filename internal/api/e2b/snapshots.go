@@ -26,14 +26,12 @@ type snapshotMore struct {
 	Size      int64          `json:"size"`  // bytes on disk
 	Shared    bool           `json:"shared"`
 	StoppedMS float64        `json:"stoppedMS"` // how long the sandbox stood still
-	// Checkpoint says that the server took it by itself.
-	Checkpoint bool `json:"checkpoint,omitempty"`
 }
 
 func toSnapshot(s control.Snapshot) snapshot {
 	out := snapshot{SnapshotID: s.ID(), Names: []string{}, Berm: snapshotMore{
 		SandboxID: s.Sandbox, CreatedAt: s.CreatedAt, Level: s.Level, Keeps: []string{"files"}, Size: s.Saved.Size, Shared: s.Saved.Shared,
-		StoppedMS: float64(s.Saved.Stopped.Microseconds()) / 1000, Checkpoint: s.Checkpoint,
+		StoppedMS: float64(s.Saved.Stopped.Microseconds()) / 1000,
 	}}
 	if s.Name != "" {
 		out.Names = append(out.Names, s.ID())

@@ -48,6 +48,7 @@ type Server struct {
 	Network     []json.RawMessage // the revisions of the network policy; none is no network
 	Explained   string            // what it means, in JSON
 	IsE2B       bool              // it tells nothing that E2B does not know
+	Snapshots   []client.Snapshot // newest first
 }
 
 // Start starts a server for the time of a test.
@@ -69,6 +70,11 @@ func Start(t testing.TB) *Server {
 	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network", s.with(s.network))
 	mux.HandleFunc("PUT /berm/v1/sandboxes/{id}/network", s.with(s.setNetwork))
 	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network/explain", s.with(s.network))
+	mux.HandleFunc("POST /sandboxes/{id}/snapshots", s.with(s.snapshot))
+	mux.HandleFunc("GET /snapshots", s.snapshots)
+	mux.HandleFunc("DELETE /templates/{ref}", s.deleteSnapshot)
+	mux.HandleFunc("POST /sandboxes/{id}/fork", s.with(s.fork))
+	mux.HandleFunc("POST /berm/v1/sandboxes/{id}/rollback", s.with(func(w http.ResponseWriter, _ *http.Request, b *client.Sandbox) { reply(w, 200, b) }))
 	mux.HandleFunc("GET /templates", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, 200, []map[string]any{{"templateID": "t0", "aliases": []string{"base"}}, {"templateID": "t1", "aliases": []string{}}})
 	})
@@ -340,6 +346,69 @@ func (s *Server) connect(w http.ResponseWriter, _ *http.Request, b *client.Sandb
 		b.State, status = berm.Running, 201
 	}
 	reply(w, status, b)
+}
+
+func (s *Server) snapshot(w http.ResponseWriter, r *http.Request, b *client.Sandbox) {
+	var body struct{ Name string }
+	_ = json.NewDecoder(r.Body).Decode(&body)
+	snap := client.Snapshot{ID: fmt.Sprintf("t%d:default", len(s.Snapshots)), Names: []string{}}
+	if body.Name != "" {
+		snap.ID, snap.Names = body.Name+":default", []string{body.Name + ":default"}
+	}
+	snap.Berm.SandboxID, snap.Berm.CreatedAt, snap.Berm.Keeps, snap.Berm.Size = b.ID, time.Now(), []string{"files"}, 1<<20
+	s.Snapshots = append([]client.Snapshot{snap}, s.Snapshots...)
+	reply(w, 201, snap)
+}
+
+// snapshots gives one snapshot on a page.
+func (s *Server) snapshots(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	of := berm.SandboxID(r.URL.Query().Get("sandboxID"))
+	skip, _ := strconv.Atoi(r.URL.Query().Get("nextToken"))
+	found := []client.Snapshot{}
+	for _, snap := range s.Snapshots {
+		if of == "" || snap.Berm.SandboxID == of {
+			found = append(found, snap)
+		}
+	}
+	found = found[min(skip, len(found)):]
+	if len(found) > 1 {
+		found = found[:1]
+		w.Header().Set("X-Next-Token", strconv.Itoa(skip+1))
+	}
+	reply(w, 200, found)
+}
+
+func (s *Server) deleteSnapshot(w http.ResponseWriter, r *http.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, snap := range s.Snapshots {
+		if snap.ID == r.PathValue("ref") {
+			s.Snapshots = append(s.Snapshots[:i:i], s.Snapshots[i+1:]...)
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+	}
+	refuse(w, 404, "snapshot not found")
+}
+
+// fork makes children, of which every second fails.
+func (s *Server) fork(w http.ResponseWriter, r *http.Request, b *client.Sandbox) {
+	var body struct{ Count int }
+	_ = json.NewDecoder(r.Body).Decode(&body)
+	forks := []map[string]any{}
+	for i := range body.Count {
+		if i%2 == 1 {
+			forks = append(forks, map[string]any{"error": map[string]any{"code": 429, "message": "no room"}})
+			continue
+		}
+		child := *b
+		child.ID, child.StartedAt, child.Berm = berm.NewSandboxID(), time.Now(), &client.Additions{Parent: b.ID}
+		s.sandboxes = append(s.sandboxes, child)
+		forks = append(forks, map[string]any{"sandbox": child})
+	}
+	reply(w, 201, forks)
 }
 
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request, _ *client.Sandbox) {
