@@ -225,7 +225,7 @@ func TestProcesses(t *testing.T) {
 		printf '#!/bin/sh\n/bin/true script\n' >/tmp/s; chmod +x /tmp/s; /tmp/s argument
 		( (setsid sh -c 'sleep 0.05; exec /bin/true orphan' &) & )
 		perl -e 'exec "/bin/true", "perl"' || true
-		command -v python3 >/dev/null && python3 -c 'import os;f=os.memfd_create("m");os.write(f,open("/bin/sleep","rb").read());os.execve(f,["m","0.05"],{})'
+		command -v python3 >/dev/null && python3 -c 'import os;f=os.memfd_create("m");os.write(f,open("/bin/sleep","rb").read());os.execve(f,["m","0.5"],{})'
 		for i in $(seq ` + fmt.Sprint(loops) + `); do /bin/true loop; done
 		sleep 0.2
 		true`)
@@ -273,7 +273,7 @@ func TestProcesses(t *testing.T) {
 			}
 		}
 	}
-	for _, p := range found["m 0.05"] {
+	for _, p := range found["m 0.5"] {
 		if p.SHA256 != sums["/bin/sleep"] || !strings.Contains(p.Exe, "memfd:m") {
 			t.Errorf("memfd: %+v", p)
 		}

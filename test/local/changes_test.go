@@ -4,6 +4,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 )
 
 // repository makes the project a repository of git with one commit.
@@ -11,6 +12,8 @@ func (p *person) repository() {
 	p.Helper()
 	p.env = append(p.env, "GIT_AUTHOR_NAME=p", "GIT_AUTHOR_EMAIL=p@localhost", "GIT_COMMITTER_NAME=p", "GIT_COMMITTER_EMAIL=p@localhost")
 	p.finish(p.program("sh", "-c", "git init -q && git add . && git commit -qm one")).exits(0)
+	// A session takes what is younger than a tick of the kernel's for changed since its start.
+	time.Sleep(20 * time.Millisecond)
 }
 
 // commit commits in a sandbox, whose home and environment are empty.
