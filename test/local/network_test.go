@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// online runs a test as a user who has the test's internet.
+// online runs a test as a user who has the test's internet, and as root who has it.
 func online(t *testing.T, test func(p *person)) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -32,6 +32,9 @@ func online(t *testing.T, test func(p *person)) {
 	}
 	for name, uid := range map[string]int{"user": ordinary, "root": 0} {
 		t.Run(name, func(t *testing.T) {
+			if uid == 0 {
+				slow(t)
+			}
 			p := newPerson(t, uid)
 			// The internet is root's, whoever uses it.
 			dir, err := os.MkdirTemp("", "berm-internet-")
