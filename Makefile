@@ -16,7 +16,7 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
-.PHONY: help build agents setup demo test test-all test-qemu test-agents bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-qemu test-agents bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -30,6 +30,11 @@ agents: ## build berm-monitor, berm-init and berm-guest, to be embedded
 	@mkdir -p $(AGENTS)
 	$(BUILD) -ldflags '-s -w' -o $(AGENTS)/ ./cmd/berm-monitor ./cmd/berm-init ./cmd/berm-guest
 
+runsc: ## build bin/runsc, gVisor at the version in go.mod, for the isolation level gvisor (a minute or two, once)
+	@mkdir -p bin
+	version=$$($(GO) list -m -f '{{.Version}}' gvisor.dev/gvisor) && $(BUILD) \
+		-ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$$version" -o bin/runsc gvisor.dev/gvisor/runsc
+
 setup: ## install the distribution's packages that build, template and tests need
 	$(SUDO) apt-get update -qq
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
@@ -41,7 +46,7 @@ test: build ## the fast tests, with the race detector: a developer's loop
 	$(GO) vet ./...
 	$(RACE) $(GO) test -race ./test/local ./...
 
-test-all: build ## everything: slow tests, official SDKs, probes, faults, load
+test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, load
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/... ./internal/...
@@ -49,6 +54,7 @@ test-all: build ## everything: slow tests, official SDKs, probes, faults, load
 	BERM_TEST_ALL=1 $(RACE) $(GO) test -race -timeout 40m ./...
 	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/template ./internal/local/... ./internal/audit/...
 	test/e2e/run
+	test/e2e/run gvisor
 	test/agents/run codex
 
 test-agents: build ## let codex and claude-code, whose terms you must have accepted, work in berm run

@@ -66,7 +66,7 @@ func ParseSandboxID(s string) (SandboxID, error) {
 type Level string
 
 // The isolation levels, weakest first. Auto lets the engine choose the strongest
-// that the host supports.
+// that the host supports and that need not be asked for by name (Probe.ByName).
 const (
 	Auto      Level = "auto"
 	Namespace Level = "namespace"
@@ -280,8 +280,10 @@ type Feature struct {
 
 // Probe is what a driver finds on this host.
 type Probe struct {
-	Level    Level     `json:"level"`
-	Usable   bool      `json:"usable"` // every required feature was found
+	Level  Level `json:"level"`
+	Usable bool  `json:"usable"` // every required feature was found
+	// ByName keeps Auto from choosing the level, which has to be asked for.
+	ByName   bool      `json:"byName,omitempty"`
 	Features []Feature `json:"features"`
 	// Unlimited tells, for each limit that cannot be enforced here, why. The keys are the
 	// names of the fields of Limits in JSON.

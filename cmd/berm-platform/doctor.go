@@ -13,6 +13,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/driver/gvisor"
 	"github.com/berm-sandbox/berm/internal/driver/namespace"
 	"github.com/berm-sandbox/berm/internal/embedded"
 	"github.com/berm-sandbox/berm/internal/terminal"
@@ -126,7 +127,8 @@ func probeHost(ctx context.Context) ([]berm.Probe, error) {
 		}
 	}
 	p.Features = append(p.Features, helpers)
-	return []berm.Probe{p}, nil
+	second := gvisor.Probe(ctx, p, gvisor.Config{Runsc: os.Getenv("BERM_RUNSC"), Platform: os.Getenv("BERM_GVISOR_PLATFORM")})
+	return []berm.Probe{p, second}, nil
 }
 
 // existing is a directory, or its nearest parent that exists: what matters is the file

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/driver/gvisor"
 	"github.com/berm-sandbox/berm/internal/driver/namespace"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
@@ -24,6 +25,7 @@ func newServeCommand() *cobra.Command {
 	c := serve.Config{IDs: local.DefaultIDs}
 	var templates, devDomain, logFormat, config, level string
 	var spares uint8
+	var second gvisor.Config
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the server",
@@ -51,6 +53,8 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.BoolVar(&c.RequireLimits, "require-limits", os.Geteuid() == 0, "refuse a sandbox when this host cannot enforce a limit that its\ntemplate has by default; otherwise it is made without that limit,\nand says so (default: true as root, false as another user)")
 	flags.Lookup("require-limits").DefValue = "" // it depends on who asks
 	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace,\ngvisor or microvm")
+	flags.StringVar(&second.Runsc, "runsc", "", "gVisor's executable, for the level gvisor, as make runsc builds it\n(default: runsc beside berm, or in PATH)")
+	flags.StringVar(&second.Platform, "gvisor-platform", "", "how gVisor gets hold of system calls: systrap, ptrace or kvm\n(default: the first of systrap and ptrace that works)")
 	flags.StringVar(&c.DefaultEgress, "e2b-default-egress", serve.EgressPublic, "what a sandbox may reach when its creator says nothing: public,\nthe public internet as with E2B, or deny")
 	flags.StringArrayVar(&c.Open, "open", nil, "range of special addresses that network policies may name, such as\n10.1.0.0/16; may be repeated")
 	flags.StringArrayVar(&c.Resolvers, "resolver", nil, "resolver that names are asked of, ADDRESS:PORT,\ntls://ADDRESS#NAME or https://ADDRESS/dns-query#NAME; may be\nrepeated (default: those of /etc/resolv.conf)")
@@ -129,7 +133,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		}
 		c.Templates = newTemplates(cmd.Context(), images, c.Log)
 		c.Drivers = func() ([]berm.Driver, error) {
-			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares)})
+			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares)}, second)
 		}
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {
 			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})

@@ -103,7 +103,7 @@ func (m *Manager) limits(asked, defaults berm.Limits, unlimited map[string]strin
 // probe is what the engine found at the level that it would choose for the one asked.
 func (m *Manager) probe(level berm.Level) berm.Probe {
 	for _, p := range m.Engine.Probe(context.Background()) {
-		if p.Usable && (level == p.Level || level == berm.Auto || level == "") {
+		if p.Usable && (level == p.Level || (level == berm.Auto || level == "") && !p.ByName) {
 			return p
 		}
 	}

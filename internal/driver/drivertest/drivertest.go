@@ -22,6 +22,7 @@ const (
 	Ports       Feature = "ports"        // programs inside can listen
 	Freeze      Feature = "freeze"       // pause and resume
 	MemoryLimit Feature = "memory limit" //
+	SurvivesOOM Feature = "survives oom" // out of memory ends processes inside, not the sandbox
 	PIDLimit    Feature = "pid limit"    //
 	CPULimit    Feature = "cpu limit"    //
 	DiskLimit   Feature = "disk limit"   //

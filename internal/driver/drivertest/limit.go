@@ -12,7 +12,7 @@ import (
 const mebi = 1 << 20
 
 var limitCases = []testCase{
-	{name: "MemoryIsLimited", needs: []Feature{Exec, MemoryLimit}, run: func(t *testing.T, h Harness) {
+	{name: "MemoryIsLimited", needs: []Feature{Exec, MemoryLimit, SurvivesOOM}, run: func(t *testing.T, h Harness) {
 		s := create(t, h, func(spec *berm.Spec) { spec.Limits.Memory = 64 * mebi })
 		// /dev/shm counts as memory; the shell's own variable grows for ever.
 		r, err := Shell(testContext(t), s, "x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done")
@@ -28,6 +28,32 @@ var limitCases = []testCase{
 		}
 		if err := health(testContext(t), s); err != nil {
 			t.Errorf("the sandbox did not survive: %v", err)
+		}
+	}},
+	{name: "OutOfMemoryIsTold", needs: []Feature{Exec, MemoryLimit}, run: func(t *testing.T, h Harness) {
+		s := create(t, h, func(spec *berm.Spec) { spec.Limits.Memory = 96 * mebi })
+		events, err := s.Events(testContext(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Shell(testContext(t), s, "x=xxxxxxxxxxxxxxxx; while :; do x=$x$x; done")
+		if err == nil { // a process ended for all
+			if u, err := s.Usage(testContext(t)); r.Code == 0 || err != nil || u.OOMKills == 0 {
+				t.Errorf("%+v, usage %+v, %v", r, u, err)
+			}
+			if err := health(testContext(t), s); err != nil {
+				t.Errorf("the sandbox did not survive: %v", err)
+			}
+			return
+		}
+		var last berm.Status
+		for last = range events {
+		}
+		if last.Exit == nil || last.Exit.Reason != berm.ReasonOOM || last.Exit.Detail == "" {
+			t.Errorf("after %v: %+v", err, last)
+		}
+		if exit := kill(t, s); exit.Reason != berm.ReasonOOM {
+			t.Errorf("an earlier death keeps its reason: %+v", exit)
 		}
 	}},
 	{name: "ProcessesAreLimited", needs: []Feature{Exec, PIDLimit}, run: func(t *testing.T, h Harness) {

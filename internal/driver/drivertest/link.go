@@ -19,7 +19,7 @@ var linkCases = []testCase{
 			t.Errorf("a link without asking: %v, %v", f, err)
 		}
 	}},
-	{name: "Link", needs: []Feature{Link, Exec, Kernel}, run: func(t *testing.T, h Harness) {
+	{name: "Link", needs: []Feature{Link, Exec}, run: func(t *testing.T, h Harness) {
 		s := create(t, h, func(spec *berm.Spec) { spec.Link = true })
 		if out := sh(t, s, "cat /proc/net/route | wc -l; cat /etc/resolv.conf; cat /proc/net/if_inet6"); !strings.HasPrefix(out, "3\nnameserver 10.0.2.2\n") || strings.Contains(out, "eth0") {
 			t.Errorf("routes, resolver and IPv6 addresses: %q", out)

@@ -35,6 +35,10 @@ var snapshotCases = []testCase{
 			echo changed >/etc/motd; rm -rf /root; dd if=/dev/urandom of=/d/big bs=65536 count=64 2>/dev/null; sha256sum /d/big >/d/sum
 			sh -c 'while echo tick >>/d/ticks; do sleep 0.01; done' >/dev/null 2>&1 &
 			until test -s /d/ticks; do sleep 0.01; done`)
+		pipe, isPipe := "pipe", "644 1 fifo\n"
+		if _, own := h.Missing[Kernel]; own { // another kernel may keep it in its own memory
+			pipe, isPipe = "", ""
+		}
 		dir := snapshot(t, s)
 		// The one that was saved goes on.
 		before := sh(t, s, "wc -l </d/ticks")
@@ -53,7 +57,7 @@ var snapshotCases = []testCase{
 				t.Errorf("its name is %q", got)
 			}
 			children = append(children, child)
-			if got := sh(t, child, `cd /d && cat f hard soft | sort -u && sha256sum -c sum >/dev/null && stat -c '%a %h %F' f pipe && readlink soft && cat /etc/motd && ls -d /root 2>&1 | wc -l && test ! -e /root && tail -n 1 ticks`); got != "one\n4711 2 regular file\n644 1 fifo\nf\nchanged\n1\ntick" {
+			if got := sh(t, child, `cd /d && cat f hard soft | sort -u && sha256sum -c sum >/dev/null && stat -c '%a %h %F' f `+pipe+` && readlink soft && cat /etc/motd && ls -d /root 2>&1 | wc -l && test ! -e /root && tail -n 1 ticks`); got != "one\n4711 2 regular file\n"+isPipe+"f\nchanged\n1\ntick" {
 				t.Errorf("%q", got)
 			}
 			if id := sh(t, child, identity); id == own || sharesLine(id, own) {

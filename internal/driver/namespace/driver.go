@@ -268,8 +268,6 @@ func (d *Driver) room() error {
 func (d *Driver) check(spec berm.Spec) error {
 	invalid := func(format string, args ...any) error { return berm.Errorf(berm.Invalid, format, args...) }
 	switch l := spec.Limits; {
-	case spec.Level != berm.Namespace && spec.Level != berm.Auto:
-		return berm.Errorf(berm.Unsupported, "this driver makes no sandboxes of level %q", spec.Level)
 	case !idShape.MatchString(string(spec.ID)):
 		return invalid("sandbox id %q is not 1 to 64 characters of a-z and 0-9", spec.ID)
 	case !hostShape.MatchString(spec.Hostname):
@@ -333,6 +331,19 @@ const unsaved = "snapshots need a server of root and a limit of the disk: other 
 
 // Create makes a sandbox and returns when its agent answers.
 func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, error) {
+	if spec.Level != berm.Namespace && spec.Level != berm.Auto {
+		return nil, berm.Errorf(berm.Unsupported, "this driver makes no sandboxes of level %q", spec.Level)
+	}
+	return d.Make(ctx, spec, d.wall)
+}
+
+// A Wall decides what a level does for a sandbox: it fills in Plan, Policy, Trees, and what
+// else is the level's own. The rest of the order does not depend on the level.
+type Wall func(spec berm.Spec, upper launch.Upper) (launch.Order, error)
+
+// Make makes a sandbox behind a wall: this driver's, or one of a level that shares the rest
+// with it, from the monitor to the agent.
+func (d *Driver) Make(ctx context.Context, spec berm.Spec, wall Wall) (berm.Sandbox, error) {
 	monitor.Trace("create")
 	if err := d.check(spec); err != nil {
 		return nil, err
@@ -344,7 +355,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	} else if err := feature.TmpfsAttributes.Check(ctx); err != nil {
 		return nil, berm.Errorf(berm.Unsupported, "no disk limit for an ordinary user: %w", err).WithHint("use Linux 6.6, run berm serve as root, or ask for no limit")
 	}
-	order, err := d.order(spec)
+	order, err := d.order(spec, wall)
 	if err != nil {
 		return nil, err
 	}
@@ -409,7 +420,7 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 }
 
 // order is what the monitor is told.
-func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
+func (d *Driver) order(spec berm.Spec, wall Wall) (launch.Order, error) {
 	spec.Guest.SandboxID = spec.ID
 	if spec.OnDeadline == "" {
 		spec.OnDeadline = berm.KillAtDeadline
@@ -429,6 +440,23 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	if err != nil {
 		return launch.Order{}, err
 	}
+	order, err := wall(spec, upper)
+	if err != nil {
+		return launch.Order{}, err
+	}
+	if order.Config, err = json.Marshal(spec.Guest); err != nil {
+		return launch.Order{}, berm.Errorf(berm.Invalid, "guest configuration: %w", err)
+	}
+	order.ID, order.Directory, order.Deadline, order.OnDeadline = spec.ID, d.path(spec.ID), spec.Deadline, spec.OnDeadline
+	order.IDs, order.Link, order.Upper, order.CgroupParent = d.host.ids(spec), spec.Link, upper, d.config.CgroupParent
+	if d.host.kind == launch.Leased {
+		order.Claims = d.config.Claims
+	}
+	return order, nil
+}
+
+// wall is that of the namespace level.
+func (d *Driver) wall(spec berm.Spec, upper launch.Upper) (launch.Order, error) {
 	set, err := wall.Plan(wall.Config{
 		IDs: d.host.ids(spec), Limits: spec.Limits, Profile: spec.Profile, Hostname: spec.Hostname, Setuid: spec.Setuid,
 		Capabilities: capability.Inside,
@@ -437,23 +465,18 @@ func (d *Driver) order(spec berm.Spec) (launch.Order, error) {
 	if err != nil {
 		return launch.Order{}, err
 	}
-	guest, err := json.Marshal(spec.Guest)
-	if err != nil {
-		return launch.Order{}, berm.Errorf(berm.Invalid, "guest configuration: %w", err)
-	}
 	policy, err := json.Marshal(set.Policy())
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Internal, "policy: %w", err)
 	}
-	order := launch.Order{
-		ID: spec.ID, Directory: d.path(spec.ID), Limits: spec.Limits, Deadline: spec.Deadline, OnDeadline: spec.OnDeadline, Config: guest,
-		Plan: plan.Encode(set.Steps), Policy: policy, IDs: d.host.ids(spec), Link: spec.Link, Trees: set.Trees, Upper: upper, CgroupParent: d.config.CgroupParent,
-	}
-	if d.host.kind == launch.Leased {
-		order.Claims = d.config.Claims
-	}
-	return order, nil
+	return launch.Order{Limits: spec.Limits, Plan: plan.Encode(set.Steps), Policy: policy, Trees: set.Trees}, nil
 }
+
+// Layout is how control groups are laid out here, for a policy.
+func (d *Driver) Layout() string { return d.groups.String() }
+
+// Program unpacks an embedded executable and returns its path.
+func (d *Driver) Program(name string) (string, error) { return unpack(d.config.Data, name) }
 
 // image returns the path of a formatted file system of a size, of which every sandbox
 // gets a sparse copy. It is made once.

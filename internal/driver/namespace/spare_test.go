@@ -110,7 +110,7 @@ func TestSpareOfAnotherDisk(t *testing.T) {
 	full(t, &d.spares)
 	small := spec
 	small.ID, small.Limits.Disk = berm.NewSandboxID(), 64<<20
-	order, err := d.order(small)
+	order, err := d.order(small, d.wall)
 	if err != nil {
 		t.Fatal(err)
 	}

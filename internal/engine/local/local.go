@@ -101,7 +101,7 @@ func (e *Engine) Probe(context.Context) []berm.Probe { return slices.Clone(e.pro
 // driver chooses the driver for a level.
 func (e *Engine) driver(level berm.Level) (berm.Driver, error) {
 	for i, d := range e.drivers {
-		if level == d.Level() || level == berm.Auto || level == "" {
+		if level == d.Level() || (level == berm.Auto || level == "") && !e.probes[i].ByName {
 			if e.probes[i].Usable {
 				return d, nil
 			}

@@ -58,10 +58,12 @@ func watchFault(err error) error {
 }
 
 // remote says whether path is on a file system where inotify does not see what
-// other machines do.
+// other machines do. That of the root never is: gVisor's kernel calls it a 9p one, and has it
+// for itself.
 func remote(path string) bool {
 	var st unix.Statfs_t
-	if unix.Statfs(path, &st) != nil {
+	var own, root unix.Stat_t
+	if unix.Statfs(path, &st) != nil || unix.Stat(path, &own) != nil || unix.Stat("/", &root) != nil || own.Dev == root.Dev {
 		return false
 	}
 	switch uint32(st.Type) {

@@ -171,9 +171,50 @@ func splice(a, b net.Conn) {
 	b.Close()
 }
 
-// File makes the listener of an inherited descriptor.
+// File makes the listener of an inherited descriptor: a listening socket, or a connected one
+// (SOCK_SEQPACKET) through which connections that somebody else accepted come as descriptors.
 func File(fd uintptr) (net.Listener, error) {
 	f := os.NewFile(fd, "agent.sock")
-	defer f.Close() // FileListener has a copy
-	return net.FileListener(f)
+	defer f.Close() // what is made of it has a copy
+	if _, err := syscall.Getpeername(int(fd)); err != nil {
+		return net.FileListener(f)
+	}
+	c, err := net.FileConn(f)
+	if err != nil {
+		return nil, err
+	}
+	return received{c.(*net.UnixConn)}, nil
+}
+
+// received is a listener whose connections are received.
+type received struct{ *net.UnixConn }
+
+func (r received) Addr() net.Addr { return r.LocalAddr() }
+
+// Accept returns the next connection.
+func (r received) Accept() (net.Conn, error) {
+	for b, rights := make([]byte, 1), make([]byte, syscall.CmsgSpace(4)); ; {
+		n, size, _, _, err := r.ReadMsgUnix(b, rights)
+		if err != nil {
+			return nil, err
+		}
+		if n == 0 {
+			return nil, io.EOF
+		}
+		parts, err := syscall.ParseSocketControlMessage(rights[:size])
+		if err != nil || len(parts) != 1 {
+			continue // the connection was lost for want of descriptors
+		}
+		fds, err := syscall.ParseUnixRights(&parts[0])
+		if err != nil || len(fds) != 1 {
+			continue
+		}
+		f := os.NewFile(uintptr(fds[0]), "connection")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			continue
+		}
+		return c, nil
+	}
 }

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm"
 )
 
@@ -167,4 +169,65 @@ func FuzzPreface(f *testing.F) {
 			t.Errorf("%v: port %d, %v", in, port, ok)
 		}
 	})
+}
+
+// Connections that somebody else accepted are served like those of a listener.
+func TestReceivedConnections(t *testing.T) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inner, err := File(uintptr(pair[1]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := Listen(inner)
+	defer l.Close()
+	connect := func() net.Conn {
+		ends, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Sendmsg(pair[0], []byte{1}, unix.UnixRights(ends[1]), nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		_ = unix.Close(ends[1])
+		f := os.NewFile(uintptr(ends[0]), "connection")
+		defer f.Close()
+		c, err := net.FileConn(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	// A message without a connection is passed over.
+	if err := unix.Send(pair[0], []byte{1}, 0); err != nil {
+		t.Fatal(err)
+	}
+	for range 3 {
+		c := connect()
+		if _, err := c.Write([]byte{1, byte(berm.AgentPort >> 8), byte(berm.AgentPort & 0xff)}); err != nil {
+			t.Fatal(err)
+		}
+		theirs, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		status := []byte{9}
+		if _, err := io.ReadFull(c, status); err != nil || status[0] != 0 {
+			t.Errorf("status %d, %v", status[0], err)
+		}
+		if _, err := theirs.Write([]byte("x")); err != nil {
+			t.Error(err)
+		}
+		if _, err := io.ReadFull(c, status); err != nil || status[0] != 'x' {
+			t.Errorf("got %q, %v", status, err)
+		}
+		theirs.Close()
+		c.Close()
+	}
+	_ = unix.Close(pair[0])
+	if c, err := l.Accept(); err == nil {
+		t.Errorf("a connection from nobody: %v", c)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/network/link"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
@@ -35,14 +36,22 @@ type arrival struct {
 // requests; without one rules that need it let nothing through. Events are told to events, one
 // at a time. The caller keeps its own descriptors.
 // Kinds: Invalid (the policy), Unavailable, Unsupported.
-func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, link, door *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
+func Attach(ctx context.Context, conn *net.UnixConn, id berm.SandboxID, own, door *os.File, p Policy, open []string, events func(Event)) (*Link, []string, error) {
 	l := newLink(conn, events)
-	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Door: door != nil}, door, link)
+	a, err := l.order(ctx, Order{Protocol: Protocol, Sandbox: id, Policy: p, Open: open, Door: door != nil, Frames: frames(own)}, door, own)
 	if err != nil {
 		_ = conn.Close()
 		return nil, nil, err
 	}
 	return l, a.Warnings, nil
+}
+
+// frames says whether a link carries Ethernet frames.
+func frames(file *os.File) (yes bool) {
+	if raw, err := file.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { yes = link.Frames(int(fd)) })
+	}
+	return yes
 }
 
 // Prepare is the first half of Attach, for whoever makes the sandbox: it returns what has to

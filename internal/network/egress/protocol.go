@@ -58,6 +58,8 @@ type Order struct {
 	Policy   Policy         `json:"policy"`
 	Reply    *Reply         `json:"reply,omitempty"` // the answer to a question; the order has nothing else then
 	Open     []string       `json:"open,omitempty"`  // address ranges that the operator opens
+	// Frames says that the link, which comes with the message, carries Ethernet frames.
+	Frames bool `json:"frames,omitempty"`
 	// Trust asks, with the first message, what the sandbox has to trust for requests to be
 	// looked into, where its programs are those of Root. The link comes with the second message
 	// then.

@@ -42,6 +42,22 @@ var GatewayHardware = [6]byte{0x52, 0x55, 10, 0, 2, 2}
 // A packet may be as long as IPv4 allows: no datagram is ever fragmented then.
 var Default = Config{Address: [4]byte{10, 0, 2, 15}, Prefix: 24, Gateway: [4]byte{10, 0, 2, 2}, MTU: 65520}
 
+// Ethernet is Default with frames around its packets, for levels whose kernel wants such a
+// link. The sandbox's address is the first one of QEMU's, too.
+var Ethernet = func() Config {
+	c := Default
+	c.Hardware = [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}
+	return c
+}()
+
+// Frames says whether what the descriptor of a link carries are frames: whether it was made
+// for a configuration with hardware addresses.
+func Frames(fd int) bool {
+	var request [40]byte // struct ifreq
+	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TUNGETIFF, uintptr(unsafe.Pointer(&request)))
+	return errno == 0 && binary.NativeEndian.Uint16(request[unix.IFNAMSIZ:])&unix.IFF_TAP != 0
+}
+
 // An Error is a step of making a link that the kernel refused.
 type Error struct {
 	Step string
@@ -112,8 +128,8 @@ func attach(fd int, c Config) (uint32, error) {
 	return ifreq.Uint32(), nil
 }
 
-// configure brings the device up with its address and route: three requests of rtnetlink(7)
-// in one message, which the kernel answers before send returns.
+// configure brings the device up with its address, route and, where there are frames, the
+// gateway's hardware address: requests of rtnetlink(7) in one message, which the kernel answers before send returns.
 func configure(index uint32, c Config) error {
 	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -141,8 +157,15 @@ func configure(index uint32, c Config) error {
 	body = attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
 	out := request(3, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
 
-	steps := [...]string{"turn IPv6 off on the link", "bring the link up", "give the link its address", "set the default route"}
+	steps := []string{"turn IPv6 off on the link", "bring the link up", "give the link its address", "set the default route"}
 	message := append(append(append(gen, up...), own...), out...)
+	if c.Hardware != [6]byte{} {
+		body = neighbour(unix.NdMsg{Family: unix.AF_INET, Ifindex: int32(index), State: unix.NUD_PERMANENT})
+		body = attribute(body, unix.NDA_DST, c.Gateway[:])
+		body = attribute(body, unix.NDA_LLADDR, GatewayHardware[:])
+		steps = append(steps, "tell the link the gateway's address")
+		message = append(message, request(4, unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)...)
+	}
 	if err := unix.Sendto(s, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return failed("ask the kernel for the link", err)
 	}
@@ -188,6 +211,7 @@ func attribute(b []byte, kind uint16, value []byte) []byte {
 
 func link(m unix.IfInfomsg) []byte    { return (*[unix.SizeofIfInfomsg]byte)(unsafe.Pointer(&m))[:] }
 func address(m unix.IfAddrmsg) []byte { return (*[unix.SizeofIfAddrmsg]byte)(unsafe.Pointer(&m))[:] }
+func neighbour(m unix.NdMsg) []byte   { return (*[unix.SizeofNdMsg]byte)(unsafe.Pointer(&m))[:] }
 func route(m unix.RtMsg) []byte       { return (*[unix.SizeofRtMsg]byte)(unsafe.Pointer(&m))[:] }
 
 func failed(step string, err error) error {

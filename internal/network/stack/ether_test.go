@@ -22,7 +22,7 @@ import (
 func startEthernet(t testing.TB, j stack.Judge, l stack.Limits) *sandbox {
 	t.Helper()
 	b := linktest.New(t)
-	s, err := stack.NewEthernet(b.Ethernet(t), linktest.Hardware, j, l)
+	s, err := stack.NewEthernet(b.Ethernet(t), j, l)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -89,7 +89,7 @@ func wire(t testing.TB, j stack.Judge) (int, *stack.Stack) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := stack.NewEthernet(pair[0], linktest.Hardware, j, stack.Limits{})
+	s, err := stack.NewEthernet(pair[0], j, stack.Limits{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -105,7 +105,7 @@ func TestOddFramesAreDropped(t *testing.T) {
 	for i := range all {
 		all[i] = 0xff
 	}
-	us, gateway, own := linktest.Hardware, link.GatewayHardware, link.Default.Address
+	us, gateway, own := link.Ethernet.Hardware, link.GatewayHardware, link.Default.Address
 	datagram := packet(17, [4]byte{192, 0, 2, 1}, udpPayload(7, "x"))
 	j := &judge{udp: echoDatagrams}
 	fd, s := wire(t, j)
@@ -161,7 +161,7 @@ func TestOddFramesAreDropped(t *testing.T) {
 
 // FuzzFrames is FuzzPackets of what is around packets.
 func FuzzFrames(f *testing.F) {
-	us, gateway := linktest.Hardware, link.GatewayHardware
+	us, gateway := link.Ethernet.Hardware, link.GatewayHardware
 	far := [4]byte{192, 0, 2, 1}
 	f.Add(frame(gateway, us, 0x800, packet(6, far, tcpPayload(80, 2, 2, 4, 5, 180)))[link.HeaderLen:])
 	f.Add(frame(gateway, us, 0x800, append(packet(17, far, udpPayload(7, "x")), make([]byte, 17)...))[link.HeaderLen:])

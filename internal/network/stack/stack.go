@@ -103,13 +103,8 @@ type Stack struct {
 // link.Default, and takes it over. The judge is asked from now on.
 func New(fd int, j Judge, l Limits) (*Stack, error) { return newStack(fd, link.Default, j, l) }
 
-// NewEthernet is New of a link that carries Ethernet frames: of link.Default with the
-// sandbox's hardware address.
-func NewEthernet(fd int, hardware [6]byte, j Judge, l Limits) (*Stack, error) {
-	c := link.Default
-	c.Hardware = hardware
-	return newStack(fd, c, j, l)
-}
+// NewEthernet is New of a link that carries Ethernet frames: of link.Ethernet.
+func NewEthernet(fd int, j Judge, l Limits) (*Stack, error) { return newStack(fd, link.Ethernet, j, l) }
 
 func newStack(fd int, c link.Config, j Judge, l Limits) (*Stack, error) {
 	l = l.filled()

@@ -52,6 +52,9 @@ func Main() {
 			if len(fds) < plan.FDCount {
 				fail("plan", "", unix.EINVAL)
 			}
+			if path, ok := syscall.Getenv(plan.AgentVariable); ok {
+				adopt(path, fds)
+			}
 			setUp(message[1:], fds[plan.FDCount:])
 			serve(fds[:plan.FDCount])
 		default:
@@ -146,6 +149,35 @@ func receive() ([]byte, []int) {
 // tell sends one message to the monitor. Nobody is left to hear when it fails.
 func tell(kind byte, text string) {
 	_ = unix.Send(plan.Control, append([]byte{kind}, text...), unix.MSG_NOSIGNAL)
+}
+
+// adopt replaces descriptors of the host's kernel by such of the sandbox's own: the agent's
+// executable and its configuration.
+func adopt(agent string, fds []int) {
+	config, err := unix.MemfdCreate("config", unix.MFD_CLOEXEC)
+	if err != nil {
+		fail("agent", "configuration", err)
+	}
+	for b := make([]byte, 1<<16); ; {
+		n, err := unix.Read(fds[plan.FDConfig], b)
+		if err == nil && n > 0 {
+			_, err = unix.Write(config, b[:n])
+		}
+		if err != nil {
+			fail("agent", "configuration", err)
+		}
+		if n == 0 {
+			break
+		}
+	}
+	executable, err := unix.Open(agent, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		fail("open", agent, err)
+	}
+	for slot, fd := range map[int]int{plan.FDConfig: config, plan.FDAgent: executable} {
+		_ = unix.Close(fds[slot])
+		fds[slot] = fd
+	}
 }
 
 // fail reports a step that could not be done and ends the sandbox.

@@ -40,15 +40,21 @@ type Sandbox struct {
 	ready   *os.File // a byte for each agent that serves
 	link    *os.File // the other end of the sandbox's link; nil when it has none
 
-	linkSocket *net.UnixListener
-	keepSocket *net.UnixListener
-	kept       *os.File // under mu; nil for none
-	upper      *os.File // root of the writable layer's mount; nil when init made it
-	image      *os.File // what that is a mount of; nil when it is of a directory
-	ending     atomic.Bool
-	looks      *looks // at the writable layer; nil when there is none to see
-	group      *cgroup.Group
-	claim      *claim.File // nil when nothing is claimed
+	linkSocket  *net.UnixListener
+	keepSocket  *net.UnixListener
+	agentSocket *net.UnixListener // nil where the agent listens itself
+	kept        *os.File          // under mu; nil for none
+	upper       *os.File          // root of the writable layer's mount; nil when init made it
+	image       *os.File          // what that is a mount of; nil when it is of a directory
+	ending      atomic.Bool
+	looks       *looks // at the writable layer; nil when there is none to see
+	group       *cgroup.Group
+	claim       *claim.File // nil when nothing is claimed
+
+	// Of runsc, where that is what pid and pidfd name.
+	root   *os.File        // of its stage
+	ended  chan struct{}   // closed when status is set and nothing of it is left
+	status unix.WaitStatus //
 
 	mu       sync.Mutex
 	degraded []string
@@ -69,13 +75,13 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	defer cu.Clean()
 
 	// The image is copied and mounted while init is started.
-	type mounted struct {
+	type layer struct {
 		disk disk
 		err  error
 	}
-	upper := make(chan mounted, 1)
+	upper := make(chan layer, 1)
 	go func() {
-		var m mounted
+		var m layer
 		if order.IDs.Kind == Leased { // else init makes it or clones it
 			m.disk, m.err = spare.take(order.Upper)
 		}
@@ -99,7 +105,28 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	if err := failpoint.Hit("launch.cgroup"); err != nil {
 		return nil, err
 	}
-	if err := s.spawn(); err != nil {
+	fds := make([]*os.File, plan.FDCount, plan.FDCount+len(order.Trees)+1)
+	defer func() {
+		for _, f := range fds {
+			if f != nil && f != s.upper {
+				f.Close()
+			}
+		}
+	}()
+	mounted := func() error {
+		m := <-upper
+		upper = nil
+		s.upper, s.image = m.disk.root, m.disk.image
+		return m.err
+	}
+	if order.GVisor != nil { // init sees no mounts of the host, which have to be there before it
+		if err := mounted(); err != nil {
+			return nil, err
+		}
+		if err := s.startGVisor(); err != nil {
+			return nil, err
+		}
+	} else if err := s.spawn(); err != nil {
 		return nil, err
 	}
 	cu.Add(func() { s.Kill(); s.reap() })
@@ -112,35 +139,28 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 			return nil, err
 		}
 	}
-	if err := s.makeLink(); err != nil {
-		return nil, err
-	}
-	fds := make([]*os.File, plan.FDCount, plan.FDCount+len(order.Trees)+1)
-	defer func() {
-		for _, f := range fds {
-			if f != nil && f != s.upper {
-				f.Close()
-			}
+	if order.GVisor == nil {
+		if err := s.makeLink(link.Default); err != nil {
+			return nil, err
 		}
-	}()
+	}
 	if err := s.channels(fds); err != nil {
 		return nil, err
 	}
 	monitor.Trace("channels")
-	m := <-upper
-	upper = nil
-	if m.err != nil {
-		return nil, m.err
-	}
-	s.upper, s.image = m.disk.root, m.disk.image
-	trees, err := s.trees()
-	fds = append(fds, trees...)
-	if err != nil {
-		return nil, err
-	}
-	monitor.Trace("mounts prepared")
-	if err := failpoint.Hit("launch.mounts"); err != nil {
-		return nil, err
+	if order.GVisor == nil {
+		if err := mounted(); err != nil {
+			return nil, err
+		}
+		trees, err := s.trees(nil)
+		fds = append(fds, trees...)
+		if err != nil {
+			return nil, err
+		}
+		monitor.Trace("mounts prepared")
+		if err := failpoint.Hit("launch.mounts"); err != nil {
+			return nil, err
+		}
 	}
 	if err := s.send(plan.SetUp, order.Plan, fds); err != nil {
 		return nil, s.explain(err)
@@ -361,16 +381,18 @@ func mappings(ranges []Range) []syscall.SysProcIDMap {
 }
 
 // trees makes the detached mounts that the plan attaches. Those of an ordinary user are
-// cloned by init. The caller closes what is returned, but for s.upper.
-func (s *Sandbox) trees() (fds []*os.File, err error) {
+// cloned by init. The caller closes what is returned, but for s.upper. Owners are mapped
+// by userns, or by init's user namespace when it is nil.
+func (s *Sandbox) trees(userns *os.File) (fds []*os.File, err error) {
 	if s.order.IDs.Kind != Leased {
 		return nil, nil
 	}
-	userns, err := os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user")
-	if err != nil {
-		return nil, s.explain(err)
+	if userns == nil {
+		if userns, err = os.Open("/proc/" + strconv.Itoa(s.pid) + "/ns/user"); err != nil {
+			return nil, s.explain(err)
+		}
+		defer userns.Close()
 	}
-	defer userns.Close()
 	for _, t := range s.order.Trees {
 		tree := s.upper
 		if !t.Upper {
@@ -428,14 +450,14 @@ func (s *Sandbox) enterAsUser() error {
 
 // channels makes what connects the agent with the outside.
 func (s *Sandbox) channels(fds []*os.File) error {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: "agent.sock", Net: "unix"})
-	if err != nil {
-		return fault("listen for the agent", err)
+	var err error
+	if s.order.GVisor != nil {
+		fds[plan.FDListen], err = s.passConnections()
+	} else {
+		fds[plan.FDListen], err = s.listenForAgent()
 	}
-	listener.SetUnlinkOnClose(false)
-	defer func() { _ = listener.Close() }()
-	if fds[plan.FDListen], err = listener.File(); err != nil {
-		return fault("agent socket", err)
+	if err != nil {
+		return err
 	}
 	if fds[plan.FDConfig], err = memfd("config", s.order.Config); err != nil {
 		return fault("agent configuration", err)
@@ -451,6 +473,21 @@ func (s *Sandbox) channels(fds []*os.File) error {
 	}
 	fds[plan.FDAgent] = os.NewFile(uintptr(agent), "agent")
 	return nil
+}
+
+// listenForAgent makes the socket that the agent accepts connections from itself.
+func (s *Sandbox) listenForAgent() (*os.File, error) {
+	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: monitor.AgentFile, Net: "unix"})
+	if err != nil {
+		return nil, fault("listen for the agent", err)
+	}
+	listener.SetUnlinkOnClose(false)
+	defer func() { _ = listener.Close() }()
+	f, err := listener.File()
+	if err != nil {
+		return nil, fault("agent socket", err)
+	}
+	return f, nil
 }
 
 // memfd makes an anonymous file that nobody can open again by its name in /proc.
@@ -609,8 +646,9 @@ func (s *Sandbox) receive(message []byte) (n int, link *os.File, err error) {
 	return n, link, nil
 }
 
-// makeLink makes the link of a sandbox of root, whose init may not.
-func (s *Sandbox) makeLink() error {
+// makeLink makes the link of a sandbox of root, whose init may not, in init's network
+// namespace.
+func (s *Sandbox) makeLink(c link.Config) error {
 	if !s.order.Link || s.order.IDs.Kind != Leased {
 		return nil
 	}
@@ -619,7 +657,7 @@ func (s *Sandbox) makeLink() error {
 		return s.explain(err)
 	}
 	defer namespace.Close()
-	fd, err := outside.Make(int(namespace.Fd()), link.Default)
+	fd, err := outside.Make(int(namespace.Fd()), c)
 	if err != nil {
 		return err
 	}
@@ -716,6 +754,11 @@ func (s *Sandbox) explain(err error) error {
 	if berm.KindOf(err) != berm.Internal {
 		return err
 	}
+	if s.root != nil {
+		if words := s.lastWords(); words != "" {
+			return berm.Errorf(berm.Internal, "set up the sandbox: %w: %s", err, words)
+		}
+	}
 	return berm.Errorf(berm.Internal, "set up the sandbox: %w", err)
 }
 
@@ -745,8 +788,11 @@ func (s *Sandbox) Policy() json.RawMessage {
 	return raw
 }
 
-// First is init, or nil when its namespace cannot be told.
+// First is init, or nil when it is no process of the host's, or its namespace cannot be told.
 func (s *Sandbox) First() *berm.First {
+	if s.order.GVisor != nil {
+		return nil
+	}
 	var namespace unix.Stat_t
 	if unix.Stat("/proc/"+strconv.Itoa(s.pid)+"/ns/pid", &namespace) != nil {
 		return nil
@@ -760,7 +806,9 @@ func (s *Sandbox) Usage() (berm.Usage, error) {
 	if err != nil {
 		return u, err
 	}
-	if u.MemoryUsed == 0 || u.PIDs == 0 || u.CPUTime == 0 {
+	if s.order.GVisor != nil {
+		u.PIDs = 0 // those of the host tell nothing of those inside
+	} else if u.MemoryUsed == 0 || u.PIDs == 0 || u.CPUTime == 0 {
 		measure(s.pid, &u)
 	}
 	if s.upper != nil {
@@ -802,6 +850,9 @@ func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit
 	default:
 		exit.Signal = unix.SignalName(status.Signal())
 		exit.Reason = berm.ReasonCrash
+	}
+	// Behind runsc the kernel ends what carries the whole sandbox, and runsc then leaves.
+	if exit.Signal != "" || s.order.GVisor != nil {
 		if u, err := s.group.Usage(); err == nil && u.OOMKills > 0 {
 			exit.Reason = berm.ReasonOOM
 			exit.Detail = fmt.Sprintf("the sandbox used more than its %d MiB of memory", s.order.Limits.Memory>>20)
@@ -827,6 +878,10 @@ func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit
 
 // reap waits for init, after which no process of its pid namespace is left.
 func (s *Sandbox) reap() unix.WaitStatus {
+	if s.ended != nil {
+		<-s.ended
+		return s.status
+	}
 	var status unix.WaitStatus
 	for {
 		_, err := unix.Wait4(s.pid, &status, 0, nil)
@@ -841,7 +896,7 @@ func (s *Sandbox) close() {
 	s.mu.Lock()
 	kept := s.kept
 	s.mu.Unlock()
-	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.image, s.pidfd, kept} {
+	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.image, s.pidfd, s.root, kept} {
 		if f != nil {
 			f.Close()
 		}
@@ -849,7 +904,7 @@ func (s *Sandbox) close() {
 	if s.looks != nil {
 		s.looks.close()
 	}
-	for _, l := range []*net.UnixListener{s.linkSocket, s.keepSocket} {
+	for _, l := range []*net.UnixListener{s.linkSocket, s.keepSocket, s.agentSocket} {
 		if l != nil {
 			l.Close()
 		}

@@ -35,6 +35,9 @@ type Order struct {
 	// Trees are what the plan attaches, in order.
 	Trees []Tree `json:"trees"`
 	Upper Upper  `json:"upper"`
+	// GVisor is how the sandbox gets a kernel of its own; nil leaves it on the host's. The
+	// plan's steps are done inside then, when the root is there.
+	GVisor *GVisor `json:"gvisor,omitempty"`
 	// Link gives the sandbox a link, whose other end the monitor keeps and hands on.
 	Link bool `json:"link,omitempty"`
 	// HostNetwork leaves the sandbox in the network namespace of its monitor.

@@ -21,6 +21,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/driver/namespace/reexec"
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
 	"github.com/berm-sandbox/berm/internal/monitor"
+	"github.com/berm-sandbox/berm/internal/network/link"
 )
 
 // Command is what a sandbox without an agent is for.
@@ -108,7 +109,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 		}
 		s.upper = d.root
 	}
-	trees, err := s.trees()
+	trees, err := s.trees(nil)
 	defer func() {
 		for _, t := range trees {
 			if t != s.upper {
@@ -124,7 +125,7 @@ func Run(ctx context.Context, order Order, command Command, complete func(*Order
 			return Ended{}, err
 		}
 	}
-	if err := s.makeLink(); err != nil {
+	if err := s.makeLink(link.Default); err != nil {
 		return Ended{}, err
 	}
 	if s.link != nil {

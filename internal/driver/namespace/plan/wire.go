@@ -13,6 +13,11 @@ const (
 	FDCount         // how many there are
 )
 
+// AgentVariable is, in the environment of init, the path of the agent's executable where init
+// runs on a kernel of the sandbox's own, which executes no memory file of the host's: it takes
+// that instead of FDAgent, and keeps the configuration in a memory file of its own.
+const AgentVariable = "AGENT"
+
 // MaxFDs is how many descriptors come with a plan at most: SCM_MAX_FD of the kernel.
 const MaxFDs = 253
 

@@ -208,7 +208,7 @@ func (h Host) finish(s *SetUp, c Config) {
 		s.add(plan.Step{Op: plan.Bind, Source: h.Console, Target: stageRoot + "/dev/console", Flags: unix.MS_NOSUID | unix.MS_NOEXEC})
 		s.policy.Devices = append(s.policy.Devices, "/dev/console")
 	}
-	files := identity(c)
+	files := Identity(c.Hostname, c.Link)
 	if !c.HostNetwork && !c.Link && len(h.Layers) == 0 {
 		if content, err := os.ReadFile("/etc/nsswitch.conf"); err == nil {
 			files = append(files, [2]string{"nsswitch.conf", withoutDNS(string(content))})

@@ -47,7 +47,7 @@ func (l Layers) build(s *SetUp, c Config) {
 
 func (l Layers) finish(s *SetUp, c Config) {
 	s.add(plan.Step{Op: plan.Enter, Target: stageRoot})
-	for _, f := range identity(c) {
+	for _, f := range Identity(c.Hostname, c.Link) {
 		s.add(plan.Step{Op: plan.File, Target: "/etc/" + f[0], Flags: 0o644, Data: f[1]})
 	}
 }

@@ -259,11 +259,11 @@ func (s *SetUp) dev(c Config) {
 	}
 	s.mount("/dev/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, options)
 	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot + "/dev/shm", Flags: 0o1777})
-	s.mount("/dev/shm", "tmpfs", hidden, fmt.Sprintf("mode=1777,size=%d", sharedMemory(c.Limits)))
+	s.mount("/dev/shm", "tmpfs", hidden, fmt.Sprintf("mode=1777,size=%d", SharedMemory(c.Limits)))
 }
 
-// sharedMemory is the size of /dev/shm. It counts as memory of the sandbox.
-func sharedMemory(l berm.Limits) int64 {
+// SharedMemory is the size of /dev/shm. It counts as memory of the sandbox.
+func SharedMemory(l berm.Limits) int64 {
 	if l.Memory > 0 {
 		return max(l.Memory/2, mebi)
 	}
@@ -285,17 +285,17 @@ func (s *SetUp) sys() {
 	s.add(plan.Step{Op: plan.Remount, Target: stageRoot + "/sys", Flags: unix.MS_RDONLY | hidden})
 }
 
-// identity is what tells one machine from another, by the names of files in /etc.
-func identity(c Config) [][2]string {
+// Identity is what tells one machine from another, by the names of files in /etc.
+func Identity(hostname string, linked bool) [][2]string {
 	nameserver := "127.0.0.1"
-	if c.Link {
+	if linked {
 		nameserver = netip.AddrFrom4(link.Default.Gateway).String()
 	}
 	id := make([]byte, 16)
 	rand.Read(id)
 	return [][2]string{
-		{"hostname", c.Hostname + "\n"},
-		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + c.Hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
+		{"hostname", hostname + "\n"},
+		{"hosts", "127.0.0.1\tlocalhost\n127.0.1.1\t" + hostname + "\n::1\tlocalhost ip6-localhost ip6-loopback\n"},
 		{"resolv.conf", "nameserver " + nameserver + "\noptions attempts:1 timeout:5\n"},
 		{"machine-id", hex.EncodeToString(id) + "\n"},
 	}

@@ -109,7 +109,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 			return
 		}
 		answer := egress.Answer{Done: true}
-		if err := x.connect(w.File()); err != nil {
+		if err := x.connect(w.File(), false); err != nil {
 			answer = egress.Answer{Error: egress.Failed(err)}
 		}
 		if w.Send(answer) != nil || answer.Error != nil {
@@ -207,7 +207,7 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 		}
 	}
 	if err == nil && link != nil {
-		err = x.connect(link)
+		err = x.connect(link, o.Frames)
 	}
 	if err != nil {
 		s.flows.Leave(x)
@@ -217,8 +217,8 @@ func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []st
 	return x, warnings, nil
 }
 
-// connect begins to use a link.
-func (x *sandbox) connect(link *os.File) error {
+// connect begins to use a link, with frames around its packets or without.
+func (x *sandbox) connect(link *os.File, frames bool) error {
 	if link == nil {
 		return berm.Errorf(berm.Invalid, "no link came with the message")
 	}
@@ -235,7 +235,11 @@ func (x *sandbox) connect(link *os.File) error {
 	if err != nil {
 		return berm.Errorf(berm.Internal, "use the link: %w", err)
 	}
-	x.stack, err = stack.New(fd, x, stack.Limits{})
+	if frames {
+		x.stack, err = stack.NewEthernet(fd, x, stack.Limits{})
+	} else {
+		x.stack, err = stack.New(fd, x, stack.Limits{})
+	}
 	return err
 }
 

@@ -95,14 +95,9 @@ func New(t testing.TB) *Box {
 // caller's. It skips the test where there is no TUN device to be had.
 func (b *Box) Link(t testing.TB) int { return b.make(t, link.Default) }
 
-// Hardware is the address of sandboxes whose link carries Ethernet frames.
-var Hardware = [6]byte{0x52, 0x54, 0, 0x12, 0x34, 0x56}
-
 // Ethernet is Link of one that carries Ethernet frames.
 func (b *Box) Ethernet(t testing.TB) int {
-	c := link.Default
-	c.Hardware = Hardware
-	return b.make(t, c)
+	return b.make(t, link.Ethernet)
 }
 
 func (b *Box) make(t testing.TB, c link.Config) int {
