@@ -313,8 +313,11 @@ func use(u *user) (unlimited map[string]string) {
 	single := u.ids == ""
 
 	var probes []berm.Probe
-	if err := json.Unmarshal([]byte(u.berm("doctor", "--json")), &probes); err != nil || len(probes) != 1 {
-		t.Fatal(probes, err)
+	if err := json.Unmarshal([]byte(u.berm("doctor", "--json")), &probes); err != nil {
+		t.Fatal(err)
+	}
+	if len(probes) != 2 || probes[0].Level != berm.Namespace || probes[1].Level != berm.GVisor || probes[1].Usable {
+		t.Fatalf("levels of an ordinary user: %+v", probes)
 	}
 	unlimited = probes[0].Unlimited
 	freezer := false

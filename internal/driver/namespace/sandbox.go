@@ -214,7 +214,7 @@ func (s *sandbox) Policy(ctx context.Context) (berm.Policy, error) { return s.cl
 func (s *sandbox) Snapshot(ctx context.Context, dir string, memory bool) (berm.Saved, error) {
 	if memory {
 		return berm.Saved{}, berm.Errorf(berm.Unsupported, "the namespace level keeps files only: processes and their memory cannot be saved").
-			WithHint("the gvisor level keeps them")
+			WithHint("leave memory out: no level keeps it yet")
 	}
 	if err := s.driver.room(); err != nil {
 		return berm.Saved{}, err
