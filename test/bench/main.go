@@ -30,6 +30,7 @@ var benchmarks = []struct {
 	{"exec", served((*bench).exec)},
 	{"transfer", served((*bench).transfer)},
 	{"memory", served((*bench).memory)},
+	{"snapshot", served((*bench).snapshot)},
 	{"local", (*bench).local},
 	{"record", (*bench).record},
 }

@@ -187,3 +187,30 @@ def test_async():
         return await asyncio.gather(*(one(number) for number in range(8)))
 
     assert asyncio.run(all_of_them()) == [(f"{n}\n", str(n)) for n in range(8)]
+
+
+def test_snapshots():
+    sandbox = Sandbox.create(timeout=60)
+    made = [sandbox]
+    try:
+        sandbox.files.write("/home/user/state", "one")
+        snapshot = sandbox.create_snapshot()
+        sandbox.files.write("/home/user/state", "two")
+        made.append(Sandbox.create(snapshot.snapshot_id, timeout=60))
+        assert made[1].files.read("/home/user/state") == "one"
+        assert [s.snapshot_id for s in sandbox.list_snapshots().next_items()] == [snapshot.snapshot_id]
+        assert Sandbox.delete_snapshot(snapshot.snapshot_id)
+        assert not Sandbox.delete_snapshot(snapshot.snapshot_id)
+        forks = sandbox.fork(count=2, timeout=60)
+        made += forks
+        assert [f.files.read("/home/user/state") for f in forks] == ["two", "two"]
+        assert len({s.sandbox_id for s in made}) == 4
+        boot = "cat /proc/sys/kernel/random/boot_id"
+        before = sandbox.commands.run(boot).stdout
+        sandbox.pause(keep_memory=False)
+        sandbox.connect()
+        assert sandbox.files.read("/home/user/state") == "two"
+        assert sandbox.commands.run(boot).stdout != before
+    finally:
+        for s in made:
+            s.kill()
