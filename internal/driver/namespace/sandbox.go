@@ -213,7 +213,7 @@ func (s *sandbox) Policy(ctx context.Context) (berm.Policy, error) { return s.cl
 // Snapshot has the monitor save the disk, and waits until it is on the host's.
 func (s *sandbox) Snapshot(ctx context.Context, dir string, memory bool) (berm.Saved, error) {
 	if memory {
-		return berm.Saved{}, berm.Errorf(berm.Unsupported, "the namespace level keeps files only: processes and their memory cannot be saved").
+		return berm.Saved{}, berm.Errorf(berm.Unsupported, "only files are kept here: processes and their memory cannot be saved").
 			WithHint("leave memory out: no level keeps it yet")
 	}
 	if err := s.driver.room(); err != nil {
