@@ -4,8 +4,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/berm-sandbox/berm"
 )
 
 // Root makes the smallest template that the suite runs in, owned by uid: busybox and
@@ -66,4 +69,25 @@ func descriptors() (int, error) {
 	defer dir.Close()
 	names, err := dir.Readdirnames(-1)
 	return len(names) - 1, err
+}
+
+// Monitor finds a sandbox's monitor by its working directory, as drivers on this machine have
+// one. It is a Harness.Monitor.
+func Monitor(t *testing.T, id berm.SandboxID) int {
+	t.Helper()
+	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, dir := range dirs {
+		if cwd, err := os.Readlink(dir); err == nil && filepath.Base(cwd) == string(id) {
+			pid, err := strconv.Atoi(strings.Split(dir, "/")[2])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return pid
+		}
+	}
+	t.Fatalf("no monitor of %s", id)
+	return 0
 }

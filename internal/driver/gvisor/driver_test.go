@@ -73,10 +73,10 @@ func harness(t *testing.T, root, runsc string) drivertest.Harness {
 		Scope: leak.Scope{
 			Dirs: []string{filepath.Join(data, "sandboxes")}, IDs: ownIDs(), Cgroups: []string{filepath.Base(config.CgroupParent)},
 		},
-		Monitor: monitorOf,
+		Monitor: drivertest.Monitor,
 		Init: func(t *testing.T, id berm.SandboxID) int {
 			// Any thread may have started it.
-			pid := monitorOf(t, id)
+			pid := drivertest.Monitor(t, id)
 			lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
 			if err != nil {
 				t.Fatal(err)
@@ -113,26 +113,6 @@ var first atomic.Pointer[func() found]
 func probed(d *Driver) func() found {
 	first.CompareAndSwap(nil, &d.probed)
 	return *first.Load()
-}
-
-// monitorOf finds a sandbox's monitor by its working directory.
-func monitorOf(t *testing.T, id berm.SandboxID) int {
-	t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range dirs {
-		if cwd, err := os.Readlink(dir); err == nil && filepath.Base(cwd) == string(id) {
-			pid, err := strconv.Atoi(strings.Split(dir, "/")[2])
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
-		}
-	}
-	t.Fatalf("no monitor of %s", id)
-	return 0
 }
 
 // TestDriver runs the conformance suite.

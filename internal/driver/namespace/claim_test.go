@@ -38,7 +38,7 @@ func TestSandboxesKeepTheirClaim(t *testing.T) {
 			}
 		},
 		"monitor killed": func(t *testing.T, s berm.Sandbox) {
-			_ = unix.Kill(monitorOf(t, s.ID()), unix.SIGKILL)
+			_ = unix.Kill(drivertest.Monitor(t, s.ID()), unix.SIGKILL)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

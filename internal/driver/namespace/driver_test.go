@@ -87,9 +87,9 @@ func harness(t *testing.T, root string) drivertest.Harness {
 		Reopen:  func(t *testing.T) berm.Driver { return newDriver(t, config) },
 		Missing: map[drivertest.Feature]string{},
 		Scope:   leak.Scope{Dirs: []string{filepath.Join(config.Data, "sandboxes")}},
-		Monitor: monitorOf,
+		Monitor: drivertest.Monitor,
 		Init: func(t *testing.T, id berm.SandboxID) int {
-			pid := monitorOf(t, id)
+			pid := drivertest.Monitor(t, id)
 			children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 			if err != nil {
 				t.Fatal(err)
@@ -154,26 +154,6 @@ func testRoot(t *testing.T) string {
 		return root
 	}
 	return drivertest.Root(t, t.TempDir(), os.Geteuid())
-}
-
-// monitorOf finds a sandbox's monitor by its working directory.
-func monitorOf(t *testing.T, id berm.SandboxID) int {
-	t.Helper()
-	dirs, err := filepath.Glob("/proc/[0-9]*/cwd")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, dir := range dirs {
-		if cwd, err := os.Readlink(dir); err == nil && filepath.Base(cwd) == string(id) {
-			pid, err := strconv.Atoi(strings.Split(dir, "/")[2])
-			if err != nil {
-				t.Fatal(err)
-			}
-			return pid
-		}
-	}
-	t.Fatalf("no monitor of %s", id)
-	return 0
 }
 
 // TestDriver runs the suite as whoever runs the tests.

@@ -44,7 +44,7 @@ func TestSandboxIsChargedToItsOwnUser(t *testing.T) {
 			t.Errorf("the namespace belongs to %d, its ids begin at %d", owner, spec.IDs.Base)
 		}
 		// The monitor is root again, with all rights.
-		monitor, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", monitorOf(t, spec.ID)))
+		monitor, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", drivertest.Monitor(t, spec.ID)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -61,7 +61,7 @@ func live(t *testing.T, h drivertest.Harness, spec berm.Spec) int {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pid := monitorOf(t, spec.ID)
+	pid := drivertest.Monitor(t, spec.ID)
 	if usage, err := s.Usage(t.Context()); err != nil {
 		t.Error(err)
 	} else if disk := spec.Limits.Disk; h.Driver.(*Driver).upper(spec) == upperImage && (usage.DiskTotal > disk || usage.DiskTotal < disk*8/10) {
