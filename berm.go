@@ -8,6 +8,7 @@ package berm
 
 import (
 	"crypto/rand"
+	"fmt"
 	"strings"
 	"time"
 )
@@ -33,6 +34,14 @@ func NewSandboxID() SandboxID { return SandboxID("i0" + randomID(19)) }
 
 // NewTemplateID returns a fresh random id.
 func NewTemplateID() TemplateID { return TemplateID(randomID(20)) }
+
+// NewUUID returns a fresh random UUID (version 4), as a BuildID is one.
+func NewUUID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
 
 // randomID draws n characters of idAlphabet without bias: bytes from 252 up
 // (7 × 36) are drawn again.

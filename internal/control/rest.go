@@ -2,9 +2,9 @@ package control
 
 import (
 	"context"
-	"maps"
 	"net"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -182,20 +182,11 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 
 // specOf is the order for a sandbox that existed before.
 func (m *Manager) specOf(info *Sandbox, deadline time.Time) berm.Spec {
-	env := map[string]string{}
-	maps.Copy(env, info.Base.Env)
-	maps.Copy(env, info.Env)
-	spec := berm.Spec{
+	return berm.Spec{
 		ID: info.ID, Level: info.Level, Layers: info.Base.Layers, Hostname: string(info.ID), Limits: info.Limits, Setuid: info.Base.Setuid,
 		Link: info.Policy != nil, Deadline: deadline, OnDeadline: info.OnDeadline, From: m.savedDir(info.SavedAs),
-		Guest: berm.GuestConfig{
-			SandboxID: info.ID, TemplateID: info.TemplateID, Env: env, User: info.Base.User, Workdir: info.Base.Workdir, Timestamp: time.Now().UTC(),
-		},
+		Guest: m.guest(info.ID, info.Base, info.Env, info.Secure, time.Now().UTC()),
 	}
-	if info.Secure {
-		spec.Guest.AccessToken = m.token("access", info.ID)
-	}
-	return spec
 }
 
 // Rollback gives a sandbox the files of a snapshot: its processes end, what it wrote since is
@@ -236,15 +227,7 @@ func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, a
 }
 
 func sameLayers(a, b *berm.Template) bool {
-	if len(a.Layers) != len(b.Layers) {
-		return false
-	}
-	for i := range a.Layers {
-		if a.Layers[i].DiffID != b.Layers[i].DiffID {
-			return false
-		}
-	}
-	return true
+	return slices.EqualFunc(a.Layers, b.Layers, func(a, b berm.Layer) bool { return a.DiffID == b.DiffID })
 }
 
 // rollback leaves the sandbox paused with the files of a snapshot.

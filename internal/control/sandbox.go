@@ -184,24 +184,27 @@ func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) (berm.S
 		return berm.Spec{}, err
 	}
 	id := berm.NewSandboxID()
-	env := map[string]string{}
-	maps.Copy(env, t.Env)
-	maps.Copy(env, r.Env)
 	if why := m.probe(level).Unsaved; r.FilesOnly && (why != "" || m.SnapshotDir == "") {
 		return berm.Spec{}, berm.Errorf(berm.Unsupported, "no pause without memory here: %s", why)
 	}
-	spec := berm.Spec{
+	return berm.Spec{
 		ID: id, Level: level, Layers: t.Layers, Hostname: string(id),
 		Limits: limits, Degraded: without, Setuid: t.Setuid, Link: m.Egress.Service != nil,
 		Deadline: now.Add(r.Timeout), OnDeadline: r.OnDeadline,
-		Guest: berm.GuestConfig{
-			SandboxID: id, TemplateID: t.ID, Env: env, User: t.User, Workdir: t.Workdir, Timestamp: now,
-		},
+		Guest: m.guest(id, &t, r.Env, r.Secure, now),
+	}, nil
+}
+
+// guest is what the agent of a sandbox made of t is told; env comes over the template's.
+func (m *Manager) guest(id berm.SandboxID, t *berm.Template, env map[string]string, secure bool, now time.Time) berm.GuestConfig {
+	all := map[string]string{}
+	maps.Copy(all, t.Env)
+	maps.Copy(all, env)
+	g := berm.GuestConfig{SandboxID: id, TemplateID: t.ID, Env: all, User: t.User, Workdir: t.Workdir, Timestamp: now}
+	if secure {
+		g.AccessToken = m.token("access", id)
 	}
-	if r.Secure {
-		spec.Guest.AccessToken = m.token("access", id)
-	}
-	return spec, nil
+	return g
 }
 
 // withTokens fills in what is derived and never stored.

@@ -2,10 +2,8 @@ package control
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -97,10 +95,7 @@ func (m *Manager) newSaved(ctx context.Context, t *berm.Template) (berm.BuildID,
 	case t == nil:
 		return "", berm.Errorf(berm.Unsupported, "an earlier version made this sandbox: it cannot be saved")
 	}
-	id := make([]byte, 16)
-	rand.Read(id)
-	id[6], id[8] = id[6]&0x0f|0x40, id[8]&0x3f|0x80
-	build := berm.BuildID(fmt.Sprintf("%x-%x-%x-%x-%x", id[:4], id[4:6], id[6:8], id[8:10], id[10:]))
+	build := berm.BuildID(berm.NewUUID())
 	if err := os.Mkdir(m.savedDir(build), 0o700); err != nil {
 		return "", berm.Errorf(berm.Internal, "make the directory of a snapshot: %w", err)
 	}
@@ -134,9 +129,14 @@ func (m *Manager) use(b berm.BuildID) (release func()) {
 func (m *Manager) drop(b berm.BuildID) {
 	m.shelf.mu.Lock()
 	defer m.shelf.mu.Unlock()
-	if _, kept := m.shelf.snapshots[b]; kept || b == "" {
-		return
+	if _, kept := m.shelf.snapshots[b]; !kept && b != "" {
+		m.removeUnused(b)
 	}
+}
+
+// removeUnused removes a directory now or with its last user. The caller holds the lock of the
+// shelf.
+func (m *Manager) removeUnused(b berm.BuildID) {
 	m.shelf.dropped[b] = true
 	if m.shelf.users[b] == 0 {
 		m.removeSaved(b)
@@ -299,10 +299,7 @@ func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) e
 	m.shelf.snapshots[snap.Build] = *snap
 	if before != "" {
 		delete(m.shelf.snapshots, before)
-		m.shelf.dropped[before] = true
-		if m.shelf.users[before] == 0 {
-			m.removeSaved(before)
-		}
+		m.removeUnused(before)
 	}
 	return nil
 }

@@ -285,11 +285,3 @@ func (l *buildLog) explain(err error) error {
 	e.Hint = berm.HintOf(err)
 	return e
 }
-
-// newBuildID returns a random UUID (version 4).
-func newBuildID() berm.BuildID {
-	var b [16]byte
-	rand.Read(b[:]) // never fails
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return berm.BuildID(fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:]))
-}

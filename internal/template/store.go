@@ -278,7 +278,7 @@ func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
 			r.ID = old.ID
 		}
 	}
-	r.BuildID, r.CreatedAt = newBuildID(), time.Now().UTC().Truncate(time.Second)
+	r.BuildID, r.CreatedAt = berm.BuildID(berm.NewUUID()), time.Now().UTC().Truncate(time.Second)
 	t := r.Template
 	r.Layers = slices.Clone(r.Layers)
 	for i := range r.Layers { // so that the store may be moved

@@ -232,7 +232,7 @@ func (s *SetUp) proc() {
 		s.add(plan.Step{Op: plan.Mask, Target: stageRoot + path})
 	}
 	s.policy.ReadOnly, s.policy.Masked = readOnly, append(s.policy.Masked, masked...)
-	s.add(plan.Step{Op: plan.File, Target: stageBoot, Flags: 0o444, Data: uuid() + "\n"})
+	s.add(plan.Step{Op: plan.File, Target: stageBoot, Flags: 0o444, Data: berm.NewUUID() + "\n"})
 	s.add(plan.Step{Op: plan.Bind, Source: stageBoot, Target: stageRoot + "/proc/sys/kernel/random/boot_id", Flags: unix.MS_RDONLY | hidden})
 	s.show("/proc/sys/kernel/random/boot_id", "file", unix.MS_RDONLY|hidden, "own value")
 }
@@ -396,13 +396,6 @@ func (s *SetUp) landlock(c Config) error {
 	}
 	s.add(step)
 	return nil
-}
-
-func uuid() string {
-	var b [16]byte
-	rand.Read(b[:])
-	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
-	return fmt.Sprintf("%x-%x-%x-%x-%x", b[0:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
 func amount(n uint64) string {
