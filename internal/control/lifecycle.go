@@ -189,11 +189,13 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		return Sandbox{}, err
 	}
 	cu.Release()
+	s.op <- struct{}{} // until its followers are there, as in resume
 	m.mu.Lock()
 	m.creating--
 	m.sessions[spec.ID] = s
 	m.mu.Unlock()
 	s.attend(ctx)
+	<-s.op
 	m.work.Go(func() { s.log("info", "Sandbox started", map[string]string{"template": template.Alias()}) })
 	step("save")
 	info := m.withTokens(s.snapshot())

@@ -5,6 +5,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -198,11 +199,15 @@ func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, a
 		return Sandbox{}, err
 	}
 	snap, ok := m.snapshot(ref)
+	release := sync.OnceFunc(m.use(snap.Build))
+	cu := cleanup.Make(release)
+	defer cu.Clean()
+	if ok {
+		_, ok = m.snapshot(ref) // it may have been removed before it was in use
+	}
 	if !ok {
 		return Sandbox{}, berm.Errorf(berm.NotFound, "snapshot '%s' not found", ref)
 	}
-	release := m.use(snap.Build)
-	defer release()
 	if _, err := s.settled(ctx); err != nil {
 		return Sandbox{}, err
 	}
@@ -216,9 +221,10 @@ func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, a
 	case info.Level != snap.Level:
 		return Sandbox{}, berm.Errorf(berm.Unsupported, "snapshot '%s' is of level %s", ref, snap.Level)
 	}
-	if err := s.rollback(ctx, snap, actor); err != nil {
+	if err := s.rollback(ctx, snap, release, actor); err != nil {
 		return Sandbox{}, err
 	}
+	cu.Release()
 	timeout := max(time.Until(info.EndAt), min(info.Timeout, minWakeTimeout))
 	if err := s.resume(ctx, min(timeout, m.MaxTimeout), actor, "rollback"); err != nil && berm.KindOf(err) != berm.Conflict {
 		return Sandbox{}, err
@@ -230,8 +236,9 @@ func sameLayers(a, b *berm.Template) bool {
 	return slices.EqualFunc(a.Layers, b.Layers, func(a, b berm.Layer) bool { return a.DiffID == b.DiffID })
 }
 
-// rollback leaves the sandbox paused with the files of a snapshot.
-func (s *session) rollback(ctx context.Context, snap Snapshot, actor audit.Actor) error {
+// rollback leaves the sandbox paused with the files of a snapshot, and has unpin called when it needs
+// them no more. When it fails, that is the caller's.
+func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), actor audit.Actor) error {
 	from, via := berm.Running, berm.Pausing
 	if s.state() == berm.Paused {
 		from, via = berm.Paused, berm.Resuming
@@ -253,12 +260,12 @@ func (s *session) rollback(ctx context.Context, snap Snapshot, actor audit.Actor
 		s.mu.Unlock()
 		return notFound(id)
 	}
-	before := s.info.SavedAs
-	s.info.SavedAs = snap.Build
+	before, unpinBefore := s.info.SavedAs, s.unpin
+	s.info.SavedAs, s.unpin = snap.Build, unpin
 	s.mu.Unlock()
 	if err := s.trySave(); err != nil {
 		s.mu.Lock()
-		s.info.SavedAs = before
+		s.info.SavedAs, s.unpin = before, unpinBefore
 		s.mu.Unlock()
 		_ = s.end(from, nil)
 		return err
@@ -268,5 +275,20 @@ func (s *session) rollback(ctx context.Context, snap Snapshot, actor audit.Actor
 		s.endProcesses(ctx, s.current())
 	}
 	s.m.drop(before)
+	if unpinBefore != nil {
+		unpinBefore()
+	}
 	return s.end(berm.Paused, nil)
+}
+
+// letGo removes the files that a sandbox was paused to and needs no more. A snapshot stays.
+func (s *session) letGo(b berm.BuildID) {
+	s.mu.Lock()
+	unpin := s.unpin
+	s.unpin = nil
+	s.mu.Unlock()
+	s.m.drop(b)
+	if unpin != nil {
+		unpin()
+	}
 }

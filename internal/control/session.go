@@ -42,6 +42,7 @@ type session struct {
 	looking   sync.Mutex // over a look that a client asked for
 	killedAt  time.Time  // since when it is Killed, under mu; zero before
 	online    *online    // nil for a sandbox without a link
+	unpin     func()     // lets a snapshot go that SavedAs names, under mu; nil when it names none
 }
 
 func newSession(m *Manager) *session {
@@ -203,7 +204,9 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	}
 	ctx, cancel := detached(ctx)
 	defer cancel()
+	// Until its followers are there: who ends its processes first would be followed as its death.
 	s.op <- struct{}{}
+	defer func() { <-s.op }()
 	deadline := time.Now().Add(timeout).UTC()
 	rested := s.snapshot().SavedAs
 	var err error
@@ -212,7 +215,6 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	} else if err = s.handle.Resume(ctx, deadline); berm.KindOf(err) == berm.Conflict && err != nil { // it runs already, whoever resumed it
 		err = s.handle.SetDeadline(ctx, deadline)
 	}
-	<-s.op
 	if err != nil {
 		s.m.tell(id, actor, audit.SandboxResume, audit.Failed, err.Error(), nil)
 		if berm.KindOf(err) == berm.NotFound {
@@ -228,7 +230,7 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		info.StartedAt, info.EndAt, info.SavedAs = time.Now().UTC(), deadline, ""
 	})
 	if err == nil && rested != "" {
-		s.m.drop(rested)
+		s.letGo(rested)
 		s.attend(ctx)
 	}
 	if err == nil {
@@ -362,7 +364,7 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	s.info.Exit = &exit
 	s.mu.Unlock()
 	s.m.forgetKept(&s.info)
-	s.m.drop(s.snapshot().SavedAs)
+	s.letGo(s.snapshot().SavedAs)
 	s.save() // first: who does not find it among the living looks there
 	s.m.mu.Lock()
 	delete(s.m.sessions, s.info.ID)

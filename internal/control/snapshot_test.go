@@ -226,6 +226,88 @@ func TestDeleteDuringCreate(t *testing.T) {
 	eventually(t, "removal", func() bool { return len(kept(t, dir)) == 0 })
 }
 
+// Who pauses a sandbox to its files before its resume follows it ends its processes: that is no
+// death.
+func TestPausedBeforeItIsFollowed(t *testing.T) {
+	ctx := t.Context()
+	_, configure := saves(t)
+	following := following{}
+	w := newWorld(t, configure, func(c *Config) { c.Processes = &following })
+	s := w.create(t)
+	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	paused := make(chan error, 1)
+	following.begin = func() {
+		done := make(chan struct{})
+		go func() {
+			paused <- w.PauseToFiles(ctx, s.ID, tester)
+			close(done)
+		}()
+		select {
+		case <-done:
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-paused; err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(50 * time.Millisecond)
+	if got, err := w.Get(ctx, s.ID); err != nil || got.State != berm.Paused {
+		t.Errorf("%s, %v", got.State, err)
+	}
+}
+
+// following is a recorder of processes that does something else.
+type following struct{ begin func() }
+
+func (f *following) Follow(berm.SandboxID, *berm.First, bool) error {
+	if f.begin != nil {
+		f.begin()
+	}
+	return nil
+}
+
+func (f *following) Forget(berm.SandboxID) {}
+
+// A sandbox that could not start from a snapshot keeps it, though it is removed.
+func TestRollbackToRemovedSnapshot(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t)
+	if _, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Actor: tester}); err != nil {
+		t.Fatal(err)
+	}
+	var once sync.Once
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method != "Create" {
+			return nil
+		}
+		once.Do(func() {
+			if err := w.forgetSnapshot(ctx, w.Snapshots("", "kept")[0], tester); err != nil { // who looked before
+				t.Error(err)
+			}
+		})
+		return berm.Errorf(berm.Unavailable, "no")
+	})
+	_, err := w.Rollback(ctx, s.ID, "kept", tester)
+	wantKind(t, err, berm.Unavailable)
+	if len(kept(t, dir)) != 1 {
+		t.Fatalf("%v on disk", kept(t, dir))
+	}
+	w.engine.Fail(nil)
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Error(err)
+	}
+	if len(kept(t, dir)) != 0 {
+		t.Errorf("%v on disk", kept(t, dir))
+	}
+}
+
 // Quotas count what has memory.
 func TestRestingTakesNoQuota(t *testing.T) {
 	ctx := t.Context()

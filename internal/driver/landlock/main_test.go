@@ -148,7 +148,12 @@ func newWorld(t *testing.T) *world {
 	w.try(os.WriteFile(w.home+"/.ssh/id", []byte(secret), 0o600))
 	w.try(os.WriteFile(w.home+"/other/code", []byte(secret), 0o644))
 	w.try(os.Symlink(w.home+"/.ssh/id", w.work+"/link"))
-	w.try(os.WriteFile(w.dir+"/landlock.test", self, 0o755))
+	// A child of a test beside this one would hold the file open for writing until it executes
+	// something, and "text file busy" would be the answer to executing it (go.dev/issue/22315).
+	syscall.ForkLock.RLock()
+	err = os.WriteFile(w.dir+"/landlock.test", self, 0o755)
+	syscall.ForkLock.RUnlock()
+	w.try(err)
 	w.try(filepath.Walk(dir, func(path string, _ os.FileInfo, _ error) error { return os.Lchown(path, testUser, testUser) }))
 
 	w.victim = w.command("sleep", "1000")
