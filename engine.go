@@ -99,6 +99,10 @@ type Sandbox interface {
 	// saved here); Unavailable (no room).
 	Snapshot(ctx context.Context, dir string, memory bool) (Saved, error)
 
+	// Version names what is on the sandbox's disk: two equal ones say that nothing was written in
+	// between. Unsupported where that cannot be told.
+	Version(ctx context.Context) (string, error)
+
 	// Events streams every later change of status, the last one with Exit set when
 	// the sandbox dies; then the channel is closed. It is also closed when ctx ends
 	// or the monitor is lost (the last status then has no Exit).

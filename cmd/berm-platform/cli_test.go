@@ -170,6 +170,21 @@ func TestTimeTravel(t *testing.T) {
 	if strings.Index(lines, "before") > strings.Index(lines, child) {
 		t.Errorf("not in order: %s", lines)
 	}
+	checkpointed := strings.TrimSpace(s.ok("create", "--checkpoint", "every=5m,exec", "--checkpoint", "keep=3"))
+	if got := s.ok("inspect", checkpointed); !strings.Contains(got, "every=5m0s,exec,keep=3") {
+		t.Errorf("inspect: %s", got)
+	}
+	for _, bad := range []string{"", "hourly", "every", "every=1ms", "keep=0", "keep=x"} {
+		if r := s.run("create", "--checkpoint", bad); r.code != 2 {
+			t.Errorf("--checkpoint %q: %+v", bad, r)
+		}
+	}
+	lines = s.ok("timeline", checkpointed)
+	for _, want := range []string{"checkpoint: before a command", "missed: no room (2 in all)"} {
+		if !strings.Contains(lines, want) {
+			t.Errorf("%q is not in %s", want, lines)
+		}
+	}
 	if got := s.ok("rollback", id, "before"); got != id+"\n" {
 		t.Errorf("rollback: %q", got)
 	}

@@ -22,6 +22,7 @@ func newCreateCommand() *cobra.Command {
 		level         string
 		credentials   []string
 		network       policySource
+		checkpoints   checkpointFlag
 	)
 	cmd := serverCommand(&cobra.Command{
 		Use:   "create [TEMPLATE]",
@@ -36,7 +37,8 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
   berm create --memory 2GiB --cpus 1.5 --level namespace
   berm create --allow pypi --allow api.example.com:8443
   berm create --policy policy.yaml --cred github=secret:my-token
-  berm create my-template --auto-pause --auto-resume`,
+  berm create my-template --auto-pause --auto-resume
+  berm create --checkpoint exec,keep=20`,
 		Args:              cli.UsageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeTemplates,
 	})
@@ -54,6 +56,7 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
 	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
 	flags.StringArrayVar(&credentials, "cred", nil, "let requests have a stored secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...],\nsuch as github=secret:my-token; may be repeated")
+	flags.Var(&checkpoints, "checkpoint", "save its files every so often, or before each command: every=5m,\nexec, keep=N, or some of these with commas (default of keep: 10)")
 	network.addPolicy(cmd, "let it reach what the network policy of this `FILE` says (\"-\" is stdin)", "let it reach this `HOST[:PORT]` alone, or this group, such as github; may be\nrepeated; comes before the rules of --policy")
 	completeFlag(cmd, "level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
@@ -77,6 +80,9 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 				Name: c.Name, Secret: c.Source, Service: c.Service, Hosts: c.Hosts, Header: c.Header, Prefix: c.Prefix, User: c.User, Cookie: c.Cookie, Query: c.Query,
 				Methods: c.Methods, Paths: c.Paths, Env: c.Env, Swap: c.Swap, Endpoint: c.Endpoint, URL: c.URL, Repositories: c.Repositories, Push: c.Push,
 			})
+		}
+		if checkpoints != (checkpointFlag{}) {
+			o.Checkpoints = (*client.Checkpoints)(&checkpoints)
 		}
 		if network.given() {
 			if o.Policy, err = network.document(); err != nil {

@@ -212,6 +212,9 @@ func (p *page) sandbox(s *client.Sandbox) {
 		}
 		p.line("at the end", then)
 	}
+	if s.Berm != nil && s.Berm.Checkpoints != nil {
+		p.line("checkpoints", (*checkpointFlag)(s.Berm.Checkpoints).String())
+	}
 	if e := s.Exit; e != nil {
 		how := string(e.Reason)
 		switch {

@@ -192,18 +192,19 @@ starts anew, with the same id. Take a snapshot before to be able to come back.`,
 // event is a line of a timeline.
 type event struct {
 	At        time.Time      `json:"at"`
-	What      string         `json:"what"` // "snapshot" or "fork"
+	What      string         `json:"what"` // "snapshot", "checkpoint", "missed" (one) or "fork"
+	Why       string         `json:"why,omitempty"`
 	Snapshot  string         `json:"snapshotID,omitempty"`
 	SandboxID berm.SandboxID `json:"sandboxID,omitempty"` // of a fork
-	Command   string         `json:"command"`             // that goes on from there
+	Command   string         `json:"command,omitempty"`   // that goes on from there
 }
 
 func newTimelineCommand() *cobra.Command {
 	cmd := serverCommand(&cobra.Command{
 		Use:   "timeline SANDBOX",
-		Short: "Show the snapshots and living forks of a sandbox in order",
-		Long: `Show the snapshots and the living forks of a sandbox, oldest first, each with the command
-that goes on from there. What else happened is in berm replay.`,
+		Short: "Show the snapshots, checkpoints and living forks of a sandbox in order",
+		Long: `Show the snapshots, the checkpoints and the living forks of a sandbox, oldest first, each
+with the command that goes on from there. What else happened is in berm replay.`,
 		Example:           `  berm timeline i0abcdefghijklmnopqrs`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeSandboxes(),
@@ -221,13 +222,17 @@ that goes on from there. What else happened is in berm replay.`,
 		if *asJSON {
 			return cli.PrintJSON(cmd.OutOrStdout(), events)
 		}
-		table := terminal.NewTable(terminal.StyleFor(cmd.OutOrStdout()), "AT", "WHAT", "ID", "GO ON FROM THERE")
+		table := terminal.NewTable(terminal.StyleFor(cmd.OutOrStdout()), "AT", "WHAT", "ID", "FORK FROM HERE")
 		for _, m := range events {
 			name := m.Snapshot
 			if name == "" {
 				name = string(m.SandboxID)
 			}
-			table.Row(m.At.Local().Format(time.DateTime), m.What, name, m.Command)
+			what := m.What
+			if m.Why != "" {
+				what += ": " + m.Why
+			}
+			table.Row(m.At.Local().Format(time.DateTime), what, name, m.Command)
 		}
 		return table.Write(cmd.OutOrStdout())
 	}
@@ -241,7 +246,24 @@ func timeline(ctx context.Context, c *client.Client, id berm.SandboxID) ([]event
 		return nil, err
 	}
 	for _, s := range snapshots {
-		events = append(events, event{At: s.Berm.CreatedAt, What: "snapshot", Snapshot: s.ID, Command: "berm create " + s.ID})
+		e := event{At: s.Berm.CreatedAt, What: "snapshot", Snapshot: s.ID, Command: "berm create " + s.ID}
+		switch s.Berm.Checkpoint {
+		case "":
+		case "exec":
+			e.What, e.Why = "checkpoint", "before a command"
+		default:
+			e.What, e.Why = "checkpoint", "by the clock"
+		}
+		events = append(events, e)
+	}
+	sandbox, err := c.Inspect(ctx, id)
+	switch {
+	case berm.KindOf(err) == berm.NotFound && err != nil: // forgotten: snapshots stay
+	case err != nil:
+		return nil, err
+	case sandbox.Berm != nil && sandbox.Berm.Checkpoints != nil && sandbox.Berm.Checkpoints.Missed != nil:
+		missed := sandbox.Berm.Checkpoints.Missed
+		events = append(events, event{At: missed.At, What: "missed", Why: fmt.Sprintf("%s (%d in all)", missed.Reason, missed.Count)})
 	}
 	err = c.List(ctx, client.Filter{}, func(s client.Sandbox) bool {
 		if s.Berm != nil && s.Berm.Parent == id {

@@ -48,7 +48,22 @@ type Additions struct {
 	// Warnings are what in its network policy is probably not meant; in the answer of a create.
 	Warnings []string `json:"warnings,omitempty"`
 	// Parent is the sandbox that this one is a fork of.
-	Parent berm.SandboxID `json:"parent,omitempty"`
+	Parent      berm.SandboxID `json:"parent,omitempty"`
+	Checkpoints *Checkpoints   `json:"checkpoints,omitempty"`
+}
+
+// Checkpoints says when a sandbox's files are saved without anybody asking.
+type Checkpoints struct {
+	Every int64 `json:"every,omitempty"` // seconds; 0 is not by the clock
+	Exec  bool  `json:"exec,omitempty"`  // before each command that is started
+	Keep  int   `json:"keep,omitempty"`  // how many stay: the oldest goes
+	// Missed is the last one that could not be taken; of an answer only.
+	Missed *struct {
+		At         time.Time `json:"at"`
+		Checkpoint string    `json:"checkpoint"` // "clock" or "exec"
+		Reason     string    `json:"reason"`
+		Count      int       `json:"count"` // of all that were missed
+	} `json:"missed,omitempty"`
 }
 
 // Level is the sandbox's isolation level, "" if the server does not tell.
@@ -89,10 +104,12 @@ type CreateOptions struct {
 	// Policy is the document of what it may reach from the first moment; nil leaves it to the
 	// server.
 	Policy json.RawMessage
+	// Checkpoints says when its files are saved; nil is never.
+	Checkpoints *Checkpoints
 }
 
 // Create makes a sandbox and returns when it is usable. A server that knows neither levels,
-// limits, credentials nor policies, as one of E2B, is Unsupported if there are some to keep.
+// limits, credentials, policies nor checkpoints, as one of E2B, is Unsupported if there are some to keep.
 func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) {
 	type autoResume struct {
 		Enabled bool `json:"enabled"`
@@ -103,6 +120,7 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 
 		Credentials []Credential    `json:"credentials,omitempty"`
 		Policy      json.RawMessage `json:"policy,omitempty"`
+		Checkpoints *Checkpoints    `json:"checkpoints,omitempty"`
 	}
 	body := struct {
 		TemplateID string            `json:"templateID"`
@@ -120,15 +138,15 @@ func (c *Client) Create(ctx context.Context, o CreateOptions) (*Sandbox, error) 
 	if o.AutoResume {
 		body.AutoResume = &autoResume{true}
 	}
-	if o.Level != "" || o.Limits != (berm.Limits{}) || len(o.Credentials) > 0 || o.Policy != nil {
-		body.Berm = &additions{o.Level, o.Limits, o.Credentials, o.Policy}
+	if o.Level != "" || o.Limits != (berm.Limits{}) || len(o.Credentials) > 0 || o.Policy != nil || o.Checkpoints != nil {
+		body.Berm = &additions{o.Level, o.Limits, o.Credentials, o.Policy, o.Checkpoints}
 	}
 	var s Sandbox
 	if _, err := c.call(ctx, http.MethodPost, "/v2/sandboxes", nil, body, &s); err != nil {
 		return nil, err
 	}
 	if body.Berm != nil && s.Berm == nil { // it was ignored
-		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level, limits, credentials or a network policy", c.base)
+		err := berm.Errorf(berm.Unsupported, "%s is no Berm server: it cannot keep a level, limits, credentials, a network policy or checkpoints", c.base)
 		if killErr := c.Kill(ctx, s.ID); killErr != nil {
 			return nil, fmt.Errorf("%w; and the sandbox %s is left over: %w", err, s.ID, killErr)
 		}

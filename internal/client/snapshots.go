@@ -21,6 +21,8 @@ type Snapshot struct {
 		Size      int64          `json:"size"`  // bytes on disk
 		Shared    bool           `json:"shared"`
 		StoppedMS float64        `json:"stoppedMS"` // how long the sandbox stood still
+		// Checkpoint says why it was taken though nobody asked: "clock" or "exec".
+		Checkpoint string `json:"checkpoint,omitempty"`
 	} `json:"berm"` // zero of another server
 }
 

@@ -62,6 +62,8 @@ type Config struct {
 	// SnapshotDir is where snapshots lie, and what is kept of sandboxes that are paused without
 	// memory; "" is nowhere: they are refused.
 	SnapshotDir string
+	// CheckpointBytes bounds the checkpoints of one sandbox together; 0 does not.
+	CheckpointBytes int64
 	// HoldLayers keeps the layers of a template for as long as the path alive exists; nil does not.
 	HoldLayers func(ctx context.Context, name, alive string, t berm.Template) error
 	Log        *slog.Logger
@@ -383,6 +385,7 @@ func (m *Manager) pruneLoop() {
 		if err := m.Store.Prune(m.ctx, time.Now().Add(-keepDead)); err != nil {
 			m.Log.Error("forgetting dead sandboxes failed", "error", err)
 		}
+		m.pruneCheckpoints(m.ctx)
 	}
 }
 

@@ -171,6 +171,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 		Env: r.Env, Base: &template, From: o.from, Parent: o.parent, FilesOnly: r.FilesOnly,
+		Checkpoints: r.Checkpoints,
 	}
 	var warnings []string
 	if spec.Link {
@@ -235,6 +236,9 @@ func (s *session) followUp(looking error) {
 		defer close(looked)
 		s.keepLook(run, looking)
 	})
+	if s.info.Checkpoints.Every > 0 { // never changes
+		follow(func() { s.keepCheckpoints(run) })
+	}
 	s.m.work.Go(s.sample)
 	if s.online != nil && s.m.Egress.Service != nil {
 		follow(s.keepOnline)

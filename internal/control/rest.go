@@ -42,6 +42,8 @@ func (r resting) Snapshot(context.Context, string, bool) (berm.Saved, error) {
 	return berm.Saved{}, r.err()
 }
 
+func (r resting) Version(context.Context) (string, error) { return "", r.err() }
+
 func (r resting) Status(context.Context) (berm.Status, error) {
 	return berm.Status{State: berm.Paused}, nil
 }
@@ -63,7 +65,10 @@ func (s *session) toFiles(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTime)
 	defer cancel()
 	handle := s.current()
-	if _, err := handle.Snapshot(ctx, s.m.savedDir(build), false); err != nil {
+	s.snapping.Lock() // a checkpoint may be under way
+	_, err = handle.Snapshot(ctx, s.m.savedDir(build), false)
+	s.snapping.Unlock()
+	if err != nil {
 		return err
 	}
 	_, _ = s.look(ctx, system, "pause")

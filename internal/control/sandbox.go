@@ -50,6 +50,10 @@ type Sandbox struct {
 	FilesOnly bool `json:"filesOnly,omitempty"`
 	// SavedAs is where the files of a sandbox without processes are; "" of one with.
 	SavedAs berm.BuildID `json:"savedAs,omitempty"`
+	// Checkpoints says when it is saved without anybody asking; Missed what came of that last when
+	// it failed.
+	Checkpoints Checkpoints       `json:"checkpoints,omitzero"`
+	Missed      *MissedCheckpoint `json:"missed,omitempty"`
 
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
 	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public
@@ -87,6 +91,7 @@ type CreateRequest struct {
 	OnDeadline  berm.OnDeadline
 	AutoResume  bool
 	FilesOnly   bool // what a pause at the deadline keeps
+	Checkpoints Checkpoints
 	Internet    *bool
 	Network     Network
 	Policy      *policy.Policy // in the place of what Internet and Network allow and deny; nil is those
@@ -116,6 +121,9 @@ func (m *Manager) check(r *CreateRequest) error {
 	}
 	if r.FilesOnly && (r.OnDeadline != berm.PauseAtDeadline || r.AutoResume) {
 		return berm.Errorf(berm.Invalid, "a pause without memory needs autoPause, and excludes autoResume")
+	}
+	if err := r.Checkpoints.check(); err != nil {
+		return err
 	}
 	if r.Network.Private && !r.Secure {
 		return berm.Errorf(berm.Invalid, "You cannot create a sandbox without public access unless you enable secure envd access via 'secure' flag.")
@@ -184,8 +192,13 @@ func (m *Manager) spec(r *CreateRequest, t berm.Template, now time.Time) (berm.S
 		return berm.Spec{}, err
 	}
 	id := berm.NewSandboxID()
-	if why := m.probe(level).Unsaved; r.FilesOnly && (why != "" || m.SnapshotDir == "") {
-		return berm.Spec{}, berm.Errorf(berm.Unsupported, "no pause without memory here: %s", why)
+	if why := m.probe(level).Unsaved; why != "" || m.SnapshotDir == "" {
+		switch {
+		case r.FilesOnly:
+			return berm.Spec{}, berm.Errorf(berm.Unsupported, "no pause without memory here: %s", why)
+		case r.Checkpoints.any():
+			return berm.Spec{}, berm.Errorf(berm.Unsupported, "no checkpoints here: %s", why)
+		}
 	}
 	return berm.Spec{
 		ID: id, Level: level, Layers: t.Layers, Hostname: string(id),

@@ -31,7 +31,8 @@ type session struct {
 	samples []Sample
 
 	saving   sync.Mutex    // two saves must not overtake each other
-	snapping sync.Mutex    // held during a snapshot
+	snapping sync.Mutex    // held during a snapshot; who holds it waits for no transition
+	underway chan struct{} // closed at the end of a checkpoint, under mu; nil while there is none
 	gone     chan struct{} // closed when nothing is left of the sandbox
 	// stop ends the followers of the processes that it has now; looked is closed when what they
 	// wrote is recorded. Both, and writable, are under mu.

@@ -35,6 +35,10 @@ type Snapshot struct {
 	CreatedAt  time.Time       `json:"createdAt"`
 	Level      berm.Level      `json:"level"`
 	Saved      berm.Saved      `json:"saved"`
+	// Version is that of the disk when it was saved, "" where that cannot be told.
+	Version string `json:"version,omitempty"`
+	// Checkpoint says why it was taken though nobody asked: ByClock or BeforeExec.
+	Checkpoint string `json:"checkpoint,omitempty"`
 	// Template is what that sandbox was made of, with its limits.
 	Template berm.Template `json:"template"`
 }
@@ -248,23 +252,49 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the name of a template", snap.Name)
 		}
 	}
-	build, saved, err := s.saveFiles(ctx, r.Memory, "snapshot")
+	snap.Version = s.version(ctx)
+	err = s.take(ctx, &snap, r.Memory, r.Actor)
 	if err != nil {
-		m.tell(id, r.Actor, audit.SnapshotTake, audit.Failed, err.Error(), nil)
 		return Snapshot{}, err
 	}
-	cu := cleanup.Make(func() { m.drop(build) })
+	s.log("info", "Snapshot taken", map[string]string{"snapshot": snap.ID()})
+	return snap, nil
+}
+
+// version is that of the sandbox's disk, "" where that cannot be told. It is asked for before
+// the snapshot that it is noted with: what is written in between then counts as written later.
+func (s *session) version(ctx context.Context) string {
+	version, err := s.current().Version(ctx)
+	if err != nil {
+		return ""
+	}
+	return version
+}
+
+// take saves a sandbox and stores what was saved as a snapshot.
+func (s *session) take(ctx context.Context, snap *Snapshot, memory bool, actor audit.Actor) error {
+	why, data := "snapshot", any(nil)
+	if snap.Checkpoint != "" {
+		why, data = "checkpoint", map[string]any{"checkpoint": snap.Checkpoint}
+	}
+	build, saved, err := s.saveFiles(ctx, memory, why)
+	if err != nil {
+		if snap.Checkpoint == "" || s.state() == berm.Running { // else it is of no use any more
+			s.m.tell(snap.Sandbox, actor, audit.SnapshotTake, audit.Failed, err.Error(), data)
+		}
+		return err
+	}
+	cu := cleanup.Make(func() { s.m.drop(build) })
 	defer cu.Clean()
 	info := s.snapshot()
 	snap.Build, snap.Saved, snap.CreatedAt, snap.Level = build, saved, time.Now().UTC(), info.Level
 	snap.Template = *info.Base
 	snap.Template.Limits = info.Limits
-	if err := m.keep(ctx, &snap, r.Actor); err != nil {
-		return Snapshot{}, err
+	if err := s.m.keep(ctx, snap, actor); err != nil {
+		return err
 	}
 	cu.Release()
-	s.log("info", "Snapshot taken", map[string]string{"snapshot": snap.ID()})
-	return snap, nil
+	return nil
 }
 
 // keep stores a snapshot, in the place of one with the same name and tag.
@@ -285,9 +315,11 @@ func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) e
 	if err != nil {
 		return berm.Errorf(berm.Internal, "snapshot: %w", err)
 	}
-	if err := m.emit(snap.Sandbox, actor, audit.SnapshotTake, audit.OK, "", map[string]any{
-		"snapshot": snap.ID(), "build": snap.Build, "level": snap.Level, "saved": snap.Saved,
-	}); err != nil {
+	data := map[string]any{"snapshot": snap.ID(), "build": snap.Build, "level": snap.Level, "saved": snap.Saved}
+	if snap.Checkpoint != "" {
+		data["checkpoint"] = snap.Checkpoint
+	}
+	if err := m.emit(snap.Sandbox, actor, audit.SnapshotTake, audit.OK, "", data); err != nil {
 		return err
 	}
 	if err := failpoint.Hit("control.saved"); err != nil {
@@ -306,13 +338,19 @@ func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) e
 
 // saveFiles saves a running sandbox into a new directory and records what it had written.
 func (s *session) saveFiles(ctx context.Context, memory bool, why string) (berm.BuildID, berm.Saved, error) {
-	if !s.snapping.TryLock() {
-		return "", berm.Saved{}, berm.Errorf(berm.Conflict, "another snapshot of sandbox %s is being taken", s.info.ID)
-	}
-	defer s.snapping.Unlock()
 	if _, err := s.settled(ctx); err != nil {
 		return "", berm.Saved{}, err
 	}
+	if why == "checkpoint" {
+		s.snapping.Lock()
+	} else {
+		for !s.snapping.TryLock() {
+			if !s.awaitCheckpoint(ctx) {
+				return "", berm.Saved{}, berm.Errorf(berm.Conflict, "another snapshot of sandbox %s is being taken", s.info.ID)
+			}
+		}
+	}
+	defer s.snapping.Unlock()
 	info := s.snapshot()
 	switch info.State {
 	case berm.Running:
@@ -329,7 +367,7 @@ func (s *session) saveFiles(ctx context.Context, memory bool, why string) (berm.
 	defer cu.Clean()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTime)
 	defer cancel()
-	saved, err := s.current().Snapshot(ctx, s.m.savedDir(build), memory || s.m.probe(info.Level).Memory)
+	saved, err := s.current().Snapshot(ctx, s.m.savedDir(build), memory || why != "checkpoint" && s.m.probe(info.Level).Memory)
 	if berm.KindOf(err) == berm.NotFound && err != nil {
 		err = notFound(info.ID)
 	}

@@ -203,6 +203,12 @@ func (c *Client) Snapshot(ctx context.Context, dir string) (berm.Saved, error) {
 	return value(r.Saved, err)
 }
 
+// Version names what is on the sandbox's disk.
+func (c *Client) Version(ctx context.Context) (string, error) {
+	r, err := c.call(ctx, request{Op: OpVersion})
+	return r.Version, err
+}
+
 // Kill ends the sandbox and returns when it is gone.
 func (c *Client) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, error) {
 	r, err := c.call(ctx, request{Op: OpKill, Reason: reason})

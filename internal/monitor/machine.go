@@ -16,6 +16,8 @@ type Wall interface {
 	Thaw() error
 	// Snapshot saves the files of frozen processes into a directory.
 	Snapshot(dir string) (berm.Saved, error)
+	// Version is that of berm.Sandbox.
+	Version() (string, error)
 	Usage() (berm.Usage, error)
 	// Policy is a berm.Policy as JSON: the monitor passes on what it was given.
 	Policy() json.RawMessage

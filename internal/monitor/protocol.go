@@ -52,6 +52,7 @@ const (
 	OpEvents   Op = "events" // answered with a reply per change until the sandbox dies
 	OpKill     Op = "kill"
 	OpSnapshot Op = "snapshot" // of the files, into a directory
+	OpVersion  Op = "version"  // of the files
 )
 
 // request is one line to the monitor.
@@ -74,6 +75,8 @@ type reply struct {
 	Policy json.RawMessage `json:"policy,omitempty"`
 	Exit   *berm.Exit      `json:"exit,omitempty"`
 	Saved  *berm.Saved     `json:"saved,omitempty"`
+	// Version is that of the files.
+	Version string `json:"version,omitempty"`
 }
 
 // failure is an error on the wire.

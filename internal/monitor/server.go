@@ -214,6 +214,12 @@ func (s *Server) answer(r request) reply {
 			return reply{Error: failed(err)}
 		}
 		return reply{Saved: &saved}
+	case OpVersion:
+		version, err := m.wall.Version()
+		if err != nil {
+			return reply{Error: failed(err)}
+		}
+		return reply{Version: version}
 	case OpKill:
 		m.Kill(r.Reason)
 		m.Wait()

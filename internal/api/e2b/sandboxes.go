@@ -41,7 +41,8 @@ type wishes struct {
 	Limits      berm.Limits          `json:"limits"`
 	Credentials []control.Credential `json:"credentials"`
 	// Policy is the network policy, in the place of what E2B's fields say.
-	Policy json.RawMessage `json:"policy"`
+	Policy      json.RawMessage `json:"policy"`
+	Checkpoints *checkpoints    `json:"checkpoints"`
 }
 
 type sandbox struct {
@@ -68,7 +69,8 @@ type additions struct {
 	// Parent is the sandbox that this one is a fork of.
 	Parent berm.SandboxID `json:"parent,omitempty"`
 	// Warnings are what in its network policy is probably not meant; of a create only.
-	Warnings []string `json:"warnings,omitempty"`
+	Warnings    []string         `json:"warnings,omitempty"`
+	Checkpoints *toldCheckpoints `json:"checkpoints,omitempty"`
 }
 
 func (a *API) additions(s control.Sandbox) additions {
@@ -76,7 +78,7 @@ func (a *API) additions(s control.Sandbox) additions {
 	if a.Sessions.Egress.Service != nil && a.Sessions.Egress.Public {
 		egress = "public"
 	}
-	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings}
+	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings, Checkpoints: toCheckpoints(s)}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {
@@ -202,6 +204,11 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	}
 	if in.Berm != nil {
 		request.Level, request.Limits, request.Credentials = in.Berm.Level, in.Berm.Limits, in.Berm.Credentials
+		if in.Berm.Checkpoints != nil {
+			if request.Checkpoints, err = in.Berm.Checkpoints.wanted(); err != nil {
+				return err
+			}
+		}
 		if len(in.Berm.Policy) > 0 {
 			if request.Policy, err = policy.DecodeJSON("berm.policy", in.Berm.Policy); err != nil {
 				return err

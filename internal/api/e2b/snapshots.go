@@ -26,12 +26,40 @@ type snapshotMore struct {
 	Size      int64          `json:"size"`  // bytes on disk
 	Shared    bool           `json:"shared"`
 	StoppedMS float64        `json:"stoppedMS"` // how long the sandbox stood still
+	// Checkpoint says why it was taken though nobody asked: "clock" or "exec".
+	Checkpoint string `json:"checkpoint,omitempty"`
+}
+
+// checkpoints says when a sandbox is saved without anybody asking.
+type checkpoints struct {
+	Every int64 `json:"every,omitempty"` // seconds; 0 is not by the clock
+	Exec  bool  `json:"exec,omitempty"`  // before each command that is started
+	Keep  int   `json:"keep,omitempty"`  // how many stay
+}
+
+func (c *checkpoints) wanted() (control.Checkpoints, error) {
+	every, err := seconds(c.Every)
+	return control.Checkpoints{Every: every, Exec: c.Exec, Keep: c.Keep}, err
+}
+
+// toldCheckpoints is what a client is told of them.
+type toldCheckpoints struct {
+	checkpoints
+	// Missed is the last one that could not be taken.
+	Missed *control.MissedCheckpoint `json:"missed,omitempty"`
+}
+
+func toCheckpoints(s control.Sandbox) *toldCheckpoints {
+	if s.Checkpoints == (control.Checkpoints{}) {
+		return nil
+	}
+	return &toldCheckpoints{checkpoints{int64(s.Checkpoints.Every / time.Second), s.Checkpoints.Exec, s.Checkpoints.Keep}, s.Missed}
 }
 
 func toSnapshot(s control.Snapshot) snapshot {
 	out := snapshot{SnapshotID: s.ID(), Names: []string{}, Berm: snapshotMore{
 		SandboxID: s.Sandbox, CreatedAt: s.CreatedAt, Level: s.Level, Keeps: []string{"files"}, Size: s.Saved.Size, Shared: s.Saved.Shared,
-		StoppedMS: float64(s.Saved.Stopped.Microseconds()) / 1000,
+		StoppedMS: float64(s.Saved.Stopped.Microseconds()) / 1000, Checkpoint: s.Checkpoint,
 	}}
 	if s.Name != "" {
 		out.Names = append(out.Names, s.ID())

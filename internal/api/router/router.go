@@ -269,7 +269,11 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 	}
 	var call capture.Call
 	if to.port == berm.AgentPort {
-		if call, err = rt.Capture.Request(r, caller(r, route)); err != nil {
+		who := caller(r, route)
+		if r.Method == http.MethodPost && r.URL.Path == startPath && who.Known {
+			route.Checkpoint(r.Context())
+		}
+		if call, err = rt.Capture.Request(r, who); err != nil {
 			capture.Refuse(w, r, err)
 			return
 		}
@@ -291,6 +295,9 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 	defer func() { _ = client.SetReadDeadline(time.Now().Add(drainTime)) }()
 	rt.line(route, life).proxy(route, to.port, call).ServeHTTP(w, r.WithContext(ctx))
 }
+
+// startPath is where commands are started.
+const startPath = "/process.Process/Start"
 
 // caller says who asks a sandbox's guest agent for something. Whoever has its token was given
 // it by the owner.

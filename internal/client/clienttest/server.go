@@ -131,7 +131,7 @@ func (s *Server) Add(b client.Sandbox) client.Sandbox {
 	b.CPUCount, b.MemoryMB, b.AgentVersion, b.AgentToken = 2, 512, berm.AgentVersion, Token
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.IsE2B {
+	if !s.IsE2B && b.Berm == nil {
 		b.Berm = &client.Additions{Level: berm.Namespace, Network: "none"}
 	}
 	s.sandboxes = append([]client.Sandbox{b}, s.sandboxes...)
@@ -246,7 +246,10 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		Metadata   map[string]string
 		AutoPause  bool
 		AutoResume struct{ Enabled bool }
-		Berm       struct{ Policy json.RawMessage }
+		Berm       struct {
+			Policy      json.RawMessage
+			Checkpoints *client.Checkpoints
+		}
 	}
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		refuse(w, 400, "Error when parsing request: "+err.Error())
@@ -270,7 +273,20 @@ func (s *Server) create(w http.ResponseWriter, r *http.Request) {
 		timeout = *body.Timeout
 	}
 	now := time.Now()
-	reply(w, 201, s.Add(client.Sandbox{Metadata: body.Metadata, Lifecycle: life, StartedAt: now, EndAt: now.Add(time.Duration(timeout) * time.Second)}))
+	made := client.Sandbox{Metadata: body.Metadata, Lifecycle: life, StartedAt: now, EndAt: now.Add(time.Duration(timeout) * time.Second)}
+	if c := body.Berm.Checkpoints; c != nil { // one was taken, two were missed
+		_ = json.Unmarshal([]byte(`{"at":"2026-01-02T03:04:05Z","checkpoint":"exec","reason":"no room","count":2}`), &c.Missed)
+		made.Berm = &client.Additions{Level: berm.Namespace, Checkpoints: c}
+	}
+	made = s.Add(made)
+	if made.Berm != nil && made.Berm.Checkpoints != nil {
+		snap := client.Snapshot{ID: "taken:default", Names: []string{}}
+		snap.Berm.SandboxID, snap.Berm.CreatedAt, snap.Berm.Checkpoint = made.ID, now, "exec"
+		s.mu.Lock()
+		s.Snapshots = append(s.Snapshots, snap)
+		s.mu.Unlock()
+	}
+	reply(w, 201, made)
 }
 
 func (s *Server) list(w http.ResponseWriter, r *http.Request) {

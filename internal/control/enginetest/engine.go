@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"maps"
 	"net"
@@ -165,6 +166,7 @@ type state struct {
 	spec   berm.Spec
 
 	mu       sync.Mutex
+	written  int // how often something was
 	status   berm.Status
 	timer    *time.Timer
 	watchers []chan berm.Status
@@ -437,6 +439,20 @@ func (h *handle) Snapshot(_ context.Context, dir string, memory bool) (saved ber
 		return os.WriteFile(filepath.Join(dir, "saved"), []byte(h.id), 0o600)
 	})
 	return saved, err
+}
+
+// Version counts what Write wrote.
+func (h *handle) Version(context.Context) (version string, err error) {
+	err = h.in("Version", func() error { version = fmt.Sprintf("%p-%d", h.state, h.written); return nil })
+	return version, err
+}
+
+// Write stands for something that a sandbox writes to its disk.
+func (e *Engine) Write(id berm.SandboxID) {
+	s := e.find(id)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.written++
 }
 
 func (h *handle) Events(ctx context.Context) (<-chan berm.Status, error) {

@@ -96,6 +96,43 @@ var snapshotCases = []testCase{
 			t.Errorf("%q", got)
 		}
 	}},
+	{name: "VersionOfTheDisk", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		version := func() string {
+			t.Helper()
+			v, err := s.Version(testContext(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+		sh(t, s, "echo one >/f; ls / /bin /etc") // the first list of a directory has overlayfs write attributes
+		last := version()
+		for _, reads := range []string{"true", "cat /f /etc/passwd; ls / /bin", "sha256sum /bin/sh", "echo >/dev/shm/x; echo >/dev/null"} {
+			sh(t, s, reads)
+			if now := version(); now != last {
+				t.Errorf("after %q it is %s, and was %s", reads, now, last)
+			}
+		}
+		seen := map[string]bool{last: true}
+		for _, writes := range []string{"echo two >/f", "echo owt >/f", "touch -d 2001-01-01 /f", "chmod 600 /f", "mv /f /g", "rm /g", "mkdir /d", "rm -rf /root"} {
+			sh(t, s, writes)
+			now := version()
+			if seen[now] {
+				t.Errorf("after %q it is %s as before", writes, now)
+			}
+			seen[now] = true
+		}
+		// Nothing hides in the time that its clock stands still.
+		for i := range 50 {
+			now := version()
+			if seen[now] && i > 0 {
+				t.Fatalf("write %d hides behind %s", i, now)
+			}
+			seen[now] = true
+			sh(t, s, "echo more >>/h")
+		}
+	}},
 	{name: "SnapshotOfAWreck", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
 		s := create(t, h)
 		sh(t, s, "rm -f /etc/hostname /etc/hosts /etc/machine-id; mkfifo /etc/hostname; ln -s /proc/self/mem /etc/hosts; ln -s /nowhere /etc/machine-id; echo kept >/f")

@@ -216,6 +216,9 @@ func (i *inmate) Snapshot(dir string) (berm.Saved, error) {
 	return berm.Saved{}, os.WriteFile(filepath.Join(dir, "saved"), nil, 0o600)
 }
 
+// Version is always the same, as nothing is written.
+func (i *inmate) Version() (string, error) { return "1", nil }
+
 func (i *inmate) Freeze() error { return nil }
 func (i *inmate) Thaw() error   { return nil }
 
@@ -404,6 +407,13 @@ func (s *sandbox) Snapshot(_ context.Context, dir string, memory bool) (berm.Sav
 		return berm.Saved{}, berm.Errorf(berm.Unsupported, "a fake sandbox has no memory to save")
 	}
 	return s.i.machine.Snapshot(dir)
+}
+
+func (s *sandbox) Version(context.Context) (string, error) {
+	if err := s.gone(); err != nil {
+		return "", err
+	}
+	return s.i.Version()
 }
 
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {

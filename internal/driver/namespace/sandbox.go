@@ -235,6 +235,9 @@ func (s *sandbox) Snapshot(ctx context.Context, dir string, memory bool) (berm.S
 	return saved, failpoint.Hit("driver.saved")
 }
 
+// Version is what the monitor finds. One of an earlier version finds nothing.
+func (s *sandbox) Version(ctx context.Context) (string, error) { return s.client.Version(ctx) }
+
 func (s *sandbox) Events(ctx context.Context) (<-chan berm.Status, error) {
 	return s.client.Events(ctx)
 }

@@ -282,7 +282,7 @@ func (s *Sandbox) overlay(trees []*os.File) error {
 				return err
 			}
 		}
-		return unix.Mount("none", StageRoot[1:], "overlay", unix.MS_NODEV|unix.MS_NOSUID,
+		return unix.Mount("none", StageRoot[1:], "overlay", unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME,
 			"lowerdir="+strings.Join(lower, ":")+",upperdir="+stageUpper+"/"+upperName+",workdir="+stageUpper+"/work,userxattr,volatile")
 	})
 	if err != nil {

@@ -2,8 +2,10 @@ package launch
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,21 +35,11 @@ func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
 		}
 		return saved, fault("save the disk", err)
 	}
-	// Its own descriptors: the end of the sandbox closes the others.
-	image, err := duplicate(s.image)
+	image, err := s.synced()
 	if err != nil {
 		return failed(err)
 	}
 	defer image.Close()
-	root, err := unix.Openat(int(s.upper.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return failed(err)
-	}
-	err = unix.Syncfs(root)
-	_ = unix.Close(root)
-	if err != nil {
-		return failed(err)
-	}
 	monitor.Trace("disk synced")
 	if err := failpoint.Hit("launch.synced"); err != nil {
 		return saved, err
@@ -67,6 +59,50 @@ func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
 	}
 	saved.Size = stat.Blocks * 512
 	return saved, failpoint.Hit("launch.saved")
+}
+
+// synced opens the image of the disk once all that was written to the disk is in it. The
+// descriptor is its own: the end of the sandbox closes the others.
+func (s *Sandbox) synced() (*os.File, error) {
+	image, err := duplicate(s.image)
+	if err != nil {
+		return nil, err
+	}
+	root, err := unix.Openat(int(s.upper.Fd()), ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err == nil {
+		err = errors.Join(unix.Syncfs(root), unix.Close(root))
+	}
+	if err != nil {
+		image.Close()
+		return nil, err
+	}
+	return image, nil
+}
+
+// Version is when the image was last written to, once all that the sandbox wrote is in it. The
+// file system writes nothing by itself: its tables are not initialised in the background, and
+// reading moves no times.
+func (s *Sandbox) Version() (string, error) {
+	if s.image == nil {
+		return "", berm.Errorf(berm.Unsupported, "the disk of this sandbox is no file system of its own")
+	}
+	image, err := s.synced()
+	if err != nil {
+		return "", fault("sync the disk", err)
+	}
+	defer image.Close()
+	var stat unix.Stat_t
+	if err := unix.Fstat(int(image.Fd()), &stat); err != nil {
+		return "", fault("look at the disk", err)
+	}
+	// Whoever saves the disk next has what was written until the clock of files moves on, and
+	// what is written later has another time.
+	var tick unix.Timespec
+	if err := unix.ClockGetres(unix.CLOCK_REALTIME_COARSE, &tick); err != nil {
+		return "", fault("look at the clock", err)
+	}
+	time.Sleep(time.Until(time.Unix(stat.Ctim.Unix()).Add(2 * time.Duration(tick.Nano()))))
+	return fmt.Sprintf("%d-%d", stat.Ino, stat.Ctim.Nano()), nil
 }
 
 func duplicate(f *os.File) (*os.File, error) {

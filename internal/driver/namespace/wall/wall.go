@@ -154,7 +154,7 @@ func flagNames(flags uint64) string {
 	for _, f := range []struct {
 		flag uint64
 		name string
-	}{{unix.MS_RDONLY, "ro"}, {unix.MS_NOSUID, "nosuid"}, {unix.MS_NODEV, "nodev"}, {unix.MS_NOEXEC, "noexec"}} {
+	}{{unix.MS_RDONLY, "ro"}, {unix.MS_NOSUID, "nosuid"}, {unix.MS_NODEV, "nodev"}, {unix.MS_NOEXEC, "noexec"}, {unix.MS_NOATIME, "noatime"}} {
 		if flags&f.flag != 0 {
 			names = append(names, f.name)
 		}
