@@ -43,7 +43,7 @@ Records are found by an index that is a cache of the log: it is made anew when i
   berm audit --follow --sandbox i0abcdefghijklmnopqrs`,
 	}
 	queryAudit(cmd)
-	cmd.AddCommand(newAuditChangesCommand(), newAuditVerifyCommand(), newAuditExportCommand(), newAuditHoldCommand(), newAuditKeyCommand(), newAuditWitnessCommand())
+	cmd.AddCommand(newAuditChangesCommand(), newAuditVerifyCommand(), newAuditExportCommand(), newAuditHoldCommand(), newAuditEraseCommand(), newAuditKeyCommand(), newAuditWitnessCommand())
 	return cmd
 }
 
@@ -208,6 +208,13 @@ func printReport(out io.Writer, path string, r *trail.Report) error {
 	if r.Anchored > 0 {
 		fmt.Fprintf(w, "checkpoints that were kept elsewhere cover records up to %d\n", r.Anchored)
 	}
+	for _, e := range r.Erasures {
+		fmt.Fprintf(w, "record %d: %d records of sandbox %s were erased by %s %s: %s\n", e.By, e.Records, terminal.Escape(string(e.Sandbox)),
+			terminal.Escape(e.Actor.Type), terminal.Escape(e.Actor.ID), terminal.Escape(e.Reason))
+		if e.Left > 0 {
+			fmt.Fprintf(w, "  %d of them are still there: the server finishes that when it is started\n", e.Left)
+		}
+	}
 	if r.Gaps > 0 {
 		fmt.Fprintf(w, "%d records tell of others that were lost\n", r.Gaps)
 	}
@@ -217,7 +224,11 @@ func printReport(out io.Writer, path string, r *trail.Report) error {
 	for _, problem := range r.Problems {
 		fmt.Fprintln(w, problem)
 	}
-	if len(r.Problems) == 0 {
+	switch {
+	case len(r.Problems) > 0:
+	case len(r.Erasures) > 0:
+		fmt.Fprintln(w, "nothing else was changed")
+	default:
 		fmt.Fprintln(w, "nothing was changed")
 	}
 	_, err := io.WriteString(out, w.String())

@@ -55,17 +55,24 @@ func storeOf(data *string) withStore {
 
 func newKeyCreateCommand(with withStore) *cobra.Command {
 	var name string
+	var erase bool
 	cmd := &cobra.Command{
-		Use:     "create",
-		Short:   "Make an API key and print it, once",
-		Example: `  export E2B_API_KEY=$(berm key create --name laptop)`,
-		Args:    cli.UsageArgs(cobra.NoArgs),
+		Use:   "create",
+		Short: "Make an API key and print it, once",
+		Example: `  export E2B_API_KEY=$(berm key create --name laptop)
+  berm key create --erase --name "data protection"`,
+		Args: cli.UsageArgs(cobra.NoArgs),
 	}
 	asJSON := cli.JSONFlag(cmd)
 	cmd.Flags().StringVar(&name, "name", "", "what the key is for")
+	cmd.Flags().BoolVar(&erase, "erase", false, "one that may also erase what the audit log has of a sandbox")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		return with(cmd, func(db *store.DB) error {
-			key, secret, err := db.CreateKey(cmd.Context(), name)
+			create := db.CreateKey
+			if erase {
+				create = db.CreateErasingKey
+			}
+			key, secret, err := create(cmd.Context(), name)
 			if err != nil {
 				return err
 			}
@@ -100,13 +107,17 @@ func newKeyListCommand(with withStore) *cobra.Command {
 				return cli.PrintJSON(cmd.OutOrStdout(), keys)
 			}
 			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			_, _ = fmt.Fprintln(table, "ID\tKEY\tNAME\tCREATED\tREVOKED")
+			_, _ = fmt.Fprintln(table, "ID\tKEY\tNAME\tMAY ERASE\tCREATED\tREVOKED")
 			for _, k := range keys {
 				revoked := "-"
 				if !k.Revoked.IsZero() {
 					revoked = k.Revoked.Local().Format(time.DateTime)
 				}
-				_, _ = fmt.Fprintf(table, "%s\t%s…\t%q\t%s\t%s\n", k.ID, k.Prefix, k.Name, k.Created.Local().Format(time.DateTime), revoked)
+				mayErase := "no"
+				if k.Erase {
+					mayErase = "yes"
+				}
+				_, _ = fmt.Fprintf(table, "%s\t%s…\t%q\t%s\t%s\t%s\n", k.ID, k.Prefix, k.Name, mayErase, k.Created.Local().Format(time.DateTime), revoked)
 			}
 			return table.Flush()
 		})

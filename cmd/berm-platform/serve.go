@@ -82,7 +82,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringVar(&c.OTLP, "otlp", "", "`URL` of an OpenTelemetry endpoint (OTLP over HTTP) that gets audit\nrecords as logs")
 	flags.StringArrayVar(&c.OTLPHeaders, "otlp-header", nil, "header of those requests, `NAME=VALUE`; may be repeated")
 	flags.StringSliceVar(&c.OTLPEvents, "otlp-events", []string{"*"}, "types of audit records that are sent there")
-	flags.StringSliceVar(&c.WebhookEvents, "webhook-events", []string{"sandbox.*"}, "types of audit records that are sent")
+	flags.StringSliceVar(&c.WebhookEvents, "webhook-events", []string{"sandbox.*", "audit.erase"}, "types of audit records that are sent")
 	flags.StringVar(&logFormat, "log-format", "text", "format of the log on stderr: text or json")
 	flags.StringVar(&config, "config", "", "configuration file (default: berm/config.yaml in $XDG_CONFIG_HOME\nor ~/.config)")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {

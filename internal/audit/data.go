@@ -99,6 +99,12 @@ type Removal struct {
 	To   uint64 `json:"to"`
 }
 
+// Erasure names records of one sandbox that were erased.
+type Erasure struct {
+	Records int    `json:"records"`
+	Seqs    string `json:"seqs"` // their numbers, as 1-5,9
+}
+
 // The kinds of blobs.
 const (
 	KindFrames  = "frames"  // see Frames

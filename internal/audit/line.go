@@ -29,7 +29,7 @@ func encode(lines []byte, r *Record) ([]byte, error) {
 	return lines, err
 }
 
-// safe appends a line without tokens. The hash at its end is none, whatever it looks like.
+// safe appends a line without tokens. Salt and hash at its end are none, whatever they look like.
 func safe(lines []byte, r *Record) ([]byte, error) {
 	start := len(lines)
 	lines, err := appendRecord(lines, r)
@@ -54,6 +54,9 @@ func safe(lines []byte, r *Record) ([]byte, error) {
 			lines = append(lines[:start], masked...)
 		}
 	}
+	if r.Salt != "" {
+		lines = append(append(append(lines, `,"salt":"`...), r.Salt...), '"')
+	}
 	lines = append(append(lines, `,"prev":"`...), r.Prev...)
 	return append(lines, `"}`...), nil
 }
@@ -77,7 +80,7 @@ func plain(text []byte) bool {
 	return true
 }
 
-// appendRecord appends what json.Marshal makes of a record, up to Prev, which is left out with
+// appendRecord appends what json.Marshal makes of a record, up to Salt, which is left out with
 // what follows it. It is done by hand because most of what a record costs is here.
 func appendRecord(b []byte, r *Record) ([]byte, error) {
 	b = strconv.AppendInt(append(b, `{"v":`...), int64(r.V), 10)

@@ -2,6 +2,7 @@ package audit
 
 import (
 	"bytes"
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
@@ -39,6 +40,7 @@ type Log struct {
 	unsaved bool
 	lines   []byte // of the last append, to be used again
 	ends    []int  // of its lines, without the newlines
+	salts   []byte // random, for the next records
 
 	syncing sync.Mutex
 	stop    chan struct{}
@@ -209,7 +211,10 @@ func (l *Log) append(records ...Record) error {
 	for i := range records {
 		r := records[i]
 		seq++
-		r.V, r.Seq, r.Time, r.Host, r.Prev = Version, seq, now, l.host, prev
+		r.V, r.Seq, r.Time, r.Host, r.Salt, r.Prev = Version, seq, now, l.host, "", prev
+		if l.keep != nil && r.Sandbox != "" { // the hash of its line may outlive it
+			r.Salt = l.salt()
+		}
 		start := len(lines)
 		var err error
 		if lines, err = encode(lines, &r); err != nil {
@@ -245,6 +250,21 @@ func (l *Log) append(records ...Record) error {
 		}
 	}
 	return nil
+}
+
+// saltSize is that of Record.Salt in bytes.
+const saltSize = 12
+
+// salt makes the salt of a record. The caller holds the lock.
+func (l *Log) salt() string {
+	if len(l.salts) < saltSize { // one call of the kernel is for many
+		l.salts = make([]byte, 256*saltSize)
+		rand.Read(l.salts)
+	}
+	var text [saltSize / 3 * 4]byte
+	base64.StdEncoding.Encode(text[:], l.salts[:saltSize])
+	l.salts = l.salts[saltSize:]
+	return string(text[:])
 }
 
 // Seq is the number of the last record.

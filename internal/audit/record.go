@@ -66,6 +66,7 @@ const (
 	Removed    Type = "audit.removed"    // old records were removed on purpose; data: Removal
 	HoldSet    Type = "audit.hold"       // nothing of a sandbox is removed from now on
 	HoldEnd    Type = "audit.release"    // it may be again
+	Erase      Type = "audit.erase"      // records of a sandbox and their content were erased; data: Erasure
 	Checkpoint Type = "audit.checkpoint" // a moment of a sandbox worth going back to in a replay
 )
 
@@ -74,7 +75,7 @@ var Types = []Type{
 	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SnapshotTake, SnapshotRemove, SandboxFork, SandboxRollback, SandboxExit, AgentLost, LimitHit,
 	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
-	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Checkpoint,
+	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase, Checkpoint,
 }
 
 // Trust says who observed what a record tells.
@@ -103,7 +104,7 @@ type Actor struct {
 	ID   string `json:"id,omitempty"` // id of the API key, or the user name
 }
 
-// Record is the envelope of one line of the log. Emit fills V, Seq, Time, Host
+// Record is the envelope of one line of the log. Emit fills V, Seq, Time, Host, Salt
 // and Prev; the caller fills the rest.
 type Record struct {
 	V        int            `json:"v"`
@@ -121,6 +122,9 @@ type Record struct {
 	Data     any            `json:"data,omitempty"`
 	Blobs    []Blob         `json:"blobs,omitempty"` // what is too large for the line
 	TraceID  string         `json:"traceID,omitempty"`
+	// Salt is 96 random bits of a record of a sandbox, in base64: what the record tells cannot be
+	// found out by trying from a hash of its line, which stays when it is erased.
+	Salt string `json:"salt,omitempty"`
 	// Prev is the base64 SHA-256 of 0x01 and the bytes of the previous line, the
 	// newline left out; of nothing for the first line.
 	Prev string `json:"prev"`

@@ -42,6 +42,17 @@ func (c *Client) Changes(ctx context.Context, id berm.SandboxID) (Looked, error)
 	return l, err
 }
 
+// Erase has the server erase what its audit log has of a sandbox that has ended, or with dry say
+// what that would be. The key must be one that may.
+func (c *Client) Erase(ctx context.Context, id berm.SandboxID, reason string, dry bool) (done trail.Erasure, err error) {
+	body := struct {
+		Reason string `json:"reason"`
+		DryRun bool   `json:"dryRun"`
+	}{reason, dry}
+	_, err = c.call(ctx, http.MethodPost, "/berm/v1"+sandboxPath(id)+"/erase", nil, body, &done)
+	return done, err
+}
+
 // Trail is what the server's audit log has of a sandbox. Its calls end with ctx.
 func (c *Client) Trail(ctx context.Context, id berm.SandboxID) trail.Source {
 	return &sandboxTrail{ctx, c, id}

@@ -323,7 +323,7 @@ func Run(ctx context.Context, c Config) error {
 	cu.Add(func() { c.closed("index of the audit log", found.Close()) })
 
 	port := listener.Addr().(*net.TCPAddr).Port
-	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Log: c.Log})
+	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
 	// Only now: the key is shown once, and a start that fails shows nothing.

@@ -22,6 +22,8 @@ type Key struct {
 	Prefix  string    `json:"prefix"` // the first characters of the key
 	Created time.Time `json:"created"`
 	Revoked time.Time `json:"revoked,omitzero"`
+	// Erase says that it may erase what the audit log has of a sandbox.
+	Erase bool `json:"erase,omitempty"`
 }
 
 // keyShape is what E2B clients accept as an API key; old ones check it.
@@ -31,10 +33,19 @@ const visiblePrefix = len("e2b_") + 6
 
 // CreateKey makes an API key and returns it; it cannot be shown again.
 func (db *DB) CreateKey(ctx context.Context, name string) (Key, string, error) {
+	return db.createKey(ctx, Key{Name: name})
+}
+
+// CreateErasingKey is CreateKey of one that may erase what the audit log has of a sandbox.
+func (db *DB) CreateErasingKey(ctx context.Context, name string) (Key, string, error) {
+	return db.createKey(ctx, Key{Name: name, Erase: true})
+}
+
+func (db *DB) createKey(ctx context.Context, key Key) (Key, string, error) {
 	random := make([]byte, 20)
 	rand.Read(random)
 	secret := "e2b_" + hex.EncodeToString(random)
-	key, err := db.addKey(ctx, name, secret)
+	key, err := db.addKey(ctx, key, secret)
 	return key, secret, err
 }
 
@@ -47,18 +58,18 @@ func (db *DB) AddKey(ctx context.Context, name, secret string) (Key, error) {
 	key, err := db.key(ctx, db.write, "hash = ?", hashKey(secret))
 	switch {
 	case berm.KindOf(err) == berm.NotFound:
-		return db.addKey(ctx, name, secret)
+		return db.addKey(ctx, Key{Name: name}, secret)
 	case err == nil && !key.Revoked.IsZero():
 		return Key{}, berm.Errorf(berm.Denied, "API key %s… was revoked", key.Prefix)
 	}
 	return key, err
 }
 
-func (db *DB) addKey(ctx context.Context, name, secret string) (Key, error) {
-	key := Key{ID: newKeyID(), Name: name, Prefix: secret[:visiblePrefix], Created: time.Now().UTC()}
+func (db *DB) addKey(ctx context.Context, key Key, secret string) (Key, error) {
+	key.ID, key.Prefix, key.Created = newKeyID(), secret[:visiblePrefix], time.Now().UTC()
 	err := db.tx(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO keys (id, name, hash, prefix, created) VALUES (?, ?, ?, ?, ?)",
-			key.ID, key.Name, hashKey(secret), key.Prefix, key.Created.UnixNano()); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO keys (id, name, hash, prefix, created, erase) VALUES (?, ?, ?, ?, ?, ?)",
+			key.ID, key.Name, hashKey(secret), key.Prefix, key.Created.UnixNano(), key.Erase); err != nil {
 			return err
 		}
 		return outbox(ctx, tx, keyRecord(audit.KeyCreate, key))
@@ -91,7 +102,7 @@ func (db *DB) RevokeKey(ctx context.Context, id string) (Key, error) {
 
 // Keys lists all keys, oldest first, revoked ones too.
 func (db *DB) Keys(ctx context.Context) ([]Key, error) {
-	keys, err := collect(ctx, db, scanKey, "SELECT id, name, prefix, created, revoked FROM keys ORDER BY created")
+	keys, err := collect(ctx, db, scanKey, "SELECT id, name, prefix, created, revoked, erase FROM keys ORDER BY created")
 	if keys == nil {
 		keys = []Key{} // [] in JSON
 	}
@@ -112,13 +123,13 @@ func (db *DB) Authenticate(ctx context.Context, secret string) (Key, error) {
 }
 
 func (db *DB) key(ctx context.Context, from *sql.DB, where string, arg any) (Key, error) {
-	return scanKey(from.QueryRowContext(ctx, "SELECT id, name, prefix, created, revoked FROM keys WHERE "+where, arg))
+	return scanKey(from.QueryRowContext(ctx, "SELECT id, name, prefix, created, revoked, erase FROM keys WHERE "+where, arg))
 }
 
 func scanKey(row scanner) (Key, error) {
 	var key Key
 	var created, revoked int64
-	err := row.Scan(&key.ID, &key.Name, &key.Prefix, &created, &revoked)
+	err := row.Scan(&key.ID, &key.Name, &key.Prefix, &created, &revoked, &key.Erase)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Key{}, berm.Errorf(berm.NotFound, "no such API key")
 	}
@@ -142,10 +153,11 @@ func hashKey(secret string) string {
 
 // keyRecord tells that a key was changed.
 func keyRecord(what audit.Type, key Key) audit.Record {
-	return audit.Record{
-		Actor: audit.Actor{Type: "user"}, Type: what,
-		Data: map[string]any{"key": key.ID, "name": key.Name, "prefix": key.Prefix, "at": time.Now().UTC()},
+	data := map[string]any{"key": key.ID, "name": key.Name, "prefix": key.Prefix, "at": time.Now().UTC()}
+	if key.Erase {
+		data["erase"] = true
 	}
+	return audit.Record{Actor: audit.Actor{Type: "user"}, Type: what, Data: data}
 }
 
 // outbox leaves an audit record for the owner of the log: keys and holds may be changed by

@@ -67,6 +67,26 @@ func (db *DB) Prune(ctx context.Context, t time.Time) error {
 	return db.exec(ctx, "DELETE FROM sandboxes WHERE "+dead, t.UnixNano())
 }
 
+// Forget forgets a dead sandbox, with its log lines, so that the files of the database do not hold
+// them either.
+func (db *DB) Forget(ctx context.Context, id berm.SandboxID) error {
+	err := db.change(ctx, func(tx *sql.Tx) error {
+		result, err := tx.ExecContext(ctx, "DELETE FROM sandboxes WHERE id = ? AND killed > 0", string(id))
+		if err != nil {
+			return err
+		}
+		if n, err := result.RowsAffected(); err != nil || n == 0 {
+			return err // it lives, or was forgotten with them
+		}
+		_, err = tx.ExecContext(ctx, "DELETE FROM logs WHERE sandbox = ?", string(id))
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return db.exec(ctx, "PRAGMA wal_checkpoint(TRUNCATE)")
+}
+
 // LogLine is one line of a sandbox's log.
 type LogLine struct {
 	Time    time.Time

@@ -136,7 +136,7 @@ func connect(dir string) (*DB, error) {
 		}
 		return db, nil
 	}
-	write, err := open(1, "&_txlock=immediate")
+	write, err := open(1, "&_pragma=secure_delete(1)&_txlock=immediate")
 	if err != nil {
 		return nil, err
 	}
@@ -204,6 +204,8 @@ CREATE TABLE holds (
 	user    TEXT NOT NULL, -- of the host, who set it
 	since   BIGINT NOT NULL
 );
+`, `
+ALTER TABLE keys ADD COLUMN erase BIGINT NOT NULL DEFAULT 0; -- 1: it may erase what the audit log has of a sandbox
 `}
 
 // schema returns how many migrations the database has seen.

@@ -225,6 +225,56 @@ func TestSandboxesAndLogs(t *testing.T) {
 	}
 }
 
+// What is forgotten is not in the files of the database either; what lives is not forgotten.
+func TestForget(t *testing.T) {
+	ctx := t.Context()
+	dir := t.TempDir()
+	db := open(t, dir)
+	const text = "of-somebody"
+	for _, s := range []Sandbox{{ID: "i0dead", Killed: time.Now(), Record: []byte(`{"a":"` + text + `"}`)}, {ID: "i0live", Record: []byte("{}")}} {
+		if err := db.SaveSandbox(ctx, s); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.AppendLog(ctx, s.ID, LogLine{Time: time.Now(), Message: text + string(s.ID), Fields: "{}"}); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Forget(ctx, s.ID); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := db.Sandbox(ctx, "i0dead"); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("forgotten: %v", err)
+	}
+	if lines, err := db.Logs(ctx, "i0live", time.Time{}, false, 9); err != nil || len(lines) != 1 {
+		t.Errorf("of the living: %v, %v", lines, err)
+	}
+	for _, name := range []string{"berm.db", "berm.db-wal"} {
+		content, err := os.ReadFile(filepath.Join(dir, name))
+		if err != nil || strings.Contains(string(content), text+"i0dead") || strings.Contains(string(content), `"`+text) {
+			t.Errorf("%s: %v, or it holds what was forgotten", name, err)
+		}
+	}
+}
+
+// Keys may erase only when they were made so.
+func TestErasingKey(t *testing.T) {
+	ctx := t.Context()
+	db := open(t, t.TempDir())
+	_, plain, err := db.CreateKey(ctx, "plain")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, erasing, err := db.CreateErasingKey(ctx, "erasing")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for secret, want := range map[string]bool{plain: false, erasing: true} {
+		if key, err := db.Authenticate(ctx, secret); err != nil || key.Erase != want {
+			t.Errorf("%+v, %v", key, err)
+		}
+	}
+}
+
 func TestLeases(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())

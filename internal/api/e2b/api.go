@@ -45,6 +45,7 @@ type Config struct {
 	Domain string
 	Audit  audit.Emitter
 	Trail  Trail
+	Eraser Eraser
 	Log    *slog.Logger
 }
 
@@ -119,6 +120,7 @@ var routes = []route{
 	{method: "GET", path: "/berm/v1/audit", handle: (*API).auditLog},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit", handle: ofSandbox((*API).auditOf)},
 	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/changes", handle: ofSandbox((*API).changes)},
+	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/erase", handle: ofSandbox((*API).erase)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit/blobs/{sha256}", handle: ofSandbox((*API).auditBlob)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: ofSandbox((*API).fork)},
@@ -243,12 +245,20 @@ func (s *statusOnly) Header() http.Header         { return s.header }
 func (s *statusOnly) Write(p []byte) (int, error) { return len(p), nil }
 func (s *statusOnly) WriteHeader(int)             {}
 
-type actorKey struct{}
+type keyKey struct{}
+
+// keyOf is the key that a request was made with; none, if it needed none or had no valid one.
+func keyOf(r *http.Request) store.Key {
+	key, _ := r.Context().Value(keyKey{}).(store.Key)
+	return key
+}
 
 // actor is who made the request.
 func actor(r *http.Request) audit.Actor {
-	a, _ := r.Context().Value(actorKey{}).(audit.Actor)
-	return a
+	if key := keyOf(r); key.ID != "" {
+		return audit.Actor{Type: "key", ID: key.ID}
+	}
+	return audit.Actor{}
 }
 
 // handler wraps a route in what all have: key check, errors as JSON, log and
@@ -267,7 +277,7 @@ func (a *API) handler(rt route) http.Handler {
 					err = unauthorized
 				}
 			} else {
-				r = r.WithContext(context.WithValue(r.Context(), actorKey{}, audit.Actor{Type: "key", ID: key.ID}))
+				r = r.WithContext(context.WithValue(r.Context(), keyKey{}, key))
 			}
 		}
 		switch {

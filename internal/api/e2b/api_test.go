@@ -43,6 +43,7 @@ type world struct {
 	audit  *records
 	log    *enginetest.Log
 	logged *audittest.Log // what the routes of the audit log read
+	eraser *eraser
 	router routers.Router
 }
 
@@ -53,7 +54,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { db.Close() })
-	w := &world{t: t, engine: &enginetest.Engine{}, db: db, audit: &records{}, log: &enginetest.Log{}}
+	w := &world{t: t, engine: &enginetest.Engine{}, db: db, audit: &records{}, log: &enginetest.Log{}, eraser: &eraser{}}
 	if _, w.key, err = db.CreateKey(context.Background(), "test"); err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +82,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = found.Close() })
-	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Log: log}))
+	w.Server = httptest.NewServer(New(Config{Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit/index"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 )
 
 // Trail finds the records of the audit log, and what is kept beside them.
@@ -18,6 +19,13 @@ type Trail interface {
 	Names(ctx context.Context, id berm.SandboxID, sha256 string) (bool, error)
 	// Blob opens content by its hash. Kind NotFound.
 	Blob(sha256 string) (io.ReadCloser, error)
+}
+
+// Eraser takes what is kept of sandboxes that have ended away.
+type Eraser interface {
+	// Erase erases records and content of a sandbox, and what else is kept of it beside the log;
+	// with dry it only says what that would be. Kinds as of trail.Log.Erase.
+	Erase(ctx context.Context, e trail.Erasure, dry bool) (trail.Erasure, error)
 }
 
 // maxRecords is how many records an answer has at most.
@@ -90,4 +98,44 @@ func (a *API) changes(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 	return answer(w, http.StatusOK, map[string]any{
 		"traceID": record.TraceID, "outcome": record.Outcome, "reason": record.Reason, "data": record.Data,
 	})
+}
+
+// maxReason bounds the reason of an erasure in bytes.
+const maxReason = 1024
+
+// erase takes what the log has of a sandbox out of it.
+func (a *API) erase(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	var in struct {
+		Reason string `json:"reason"`
+		DryRun bool   `json:"dryRun"`
+	}
+	body, err := readBody(w, r)
+	if err != nil {
+		return err
+	}
+	if err := parse(body, &in); err != nil {
+		return err
+	}
+	if len(body) > 0 {
+		if err := checkKeys(body, "", in); err != nil { // a dry run that is misspelt is none
+			return err
+		}
+	}
+	if !keyOf(r).Erase {
+		return berm.Errorf(berm.Denied, "this API key may not erase records").WithHint("`berm key create --erase` makes one that may")
+	}
+	if in.Reason == "" && !in.DryRun || len(in.Reason) > maxReason {
+		return invalid("reason is required, of at most %d bytes", maxReason)
+	}
+	if _, err := a.Sessions.Get(r.Context(), id); err == nil {
+		return berm.Errorf(berm.Conflict, "sandbox %s has not ended", id).WithHint("kill it first")
+	} else if berm.KindOf(err) != berm.NotFound {
+		return err
+	}
+	// What is begun is finished, whether the client waits or not.
+	done, err := a.Eraser.Erase(context.WithoutCancel(r.Context()), trail.Erasure{Sandbox: id, Actor: actor(r), Reason: in.Reason}, in.DryRun)
+	if err != nil {
+		return err
+	}
+	return answer(w, http.StatusOK, done)
 }

@@ -1,12 +1,14 @@
 package e2b
 
 import (
+	"context"
 	"encoding/json"
 	"strings"
 	"testing"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 )
 
 const (
@@ -92,4 +94,52 @@ func TestAuditBlob(t *testing.T) {
 	for _, name := range []string{strings.Repeat("0", 64), "..%2f..%2flog.jsonl", "x"} {
 		w.want(404, "GET", at+name, "")
 	}
+}
+
+// eraser remembers what it was asked to erase.
+type eraser struct {
+	asked []trail.Erasure
+	dry   []bool
+	err   error
+}
+
+func (e *eraser) Erase(_ context.Context, what trail.Erasure, dry bool) (trail.Erasure, error) {
+	e.asked, e.dry = append(e.asked, what), append(e.dry, dry)
+	what.By, what.Records = 7, 3
+	return what, e.err
+}
+
+// Records are erased by a key that may, of a sandbox that has ended, for a reason; nothing is erased by a
+// mistake in a request.
+func TestErase(t *testing.T) {
+	w := newWorld(t)
+	path := "/berm/v1/sandboxes/" + string(first) + "/erase"
+	if r := w.want(403, "POST", path, `{"reason":"r"}`); !strings.Contains(string(r.body), "berm key create --erase") {
+		t.Errorf("%s", r.body)
+	}
+	key, secret, err := w.db.CreateErasingKey(t.Context(), "data protection")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.key = secret
+	for _, body := range []string{"", "{}", `{"reason":""}`, `{"reason":"r","dry_run":true}`, `{"reason":"r","dryrun":true}`, `{"reason":"` + strings.Repeat("x", 1025) + `"}`, `{"reason":1}`, "x"} {
+		w.want(400, "POST", path, body)
+	}
+	var s struct{ SandboxID berm.SandboxID }
+	w.want(201, "POST", "/sandboxes", `{"templateID":"base"}`).into(t, &s)
+	w.want(409, "POST", "/berm/v1/sandboxes/"+string(s.SandboxID)+"/erase", `{"reason":"r"}`)
+	if len(w.eraser.asked) > 0 {
+		t.Fatalf("erased was %+v", w.eraser.asked)
+	}
+	var done trail.Erasure
+	w.want(200, "POST", path, `{"dryRun":true}`).into(t, &done)
+	w.want(200, "POST", path, `{"reason":"request 31"}`).into(t, &done)
+	if got := w.eraser.asked; len(got) != 2 || !w.eraser.dry[0] || w.eraser.dry[1] || got[1].Sandbox != first || got[1].Reason != "request 31" || got[1].Actor != (audit.Actor{Type: "key", ID: key.ID}) {
+		t.Errorf("%+v", got)
+	}
+	if done.By != 7 || done.Records != 3 {
+		t.Errorf("%+v", done)
+	}
+	w.eraser.err = berm.Errorf(berm.Denied, "sandbox %s is held", first)
+	w.want(403, "POST", path, `{"reason":"r"}`)
 }

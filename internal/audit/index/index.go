@@ -87,7 +87,7 @@ func (x *Index) open() error {
 	_ = f.Close()
 	escaped := strings.NewReplacer("%", "%25", "?", "%3f", "#", "%23").Replace(x.path)
 	// It is made again when a crash of the machine spoils it.
-	x.db, err = sql.Open("sqlite", "file:"+escaped+"?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_txlock=immediate")
+	x.db, err = sql.Open("sqlite", "file:"+escaped+"?_pragma=busy_timeout(10000)&_pragma=journal_mode(WAL)&_pragma=synchronous(OFF)&_pragma=secure_delete(1)&_txlock=immediate")
 	if err != nil {
 		return failed(err)
 	}
@@ -137,6 +137,11 @@ func (x *Index) Close() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.db.Close()
+}
+
+// Update takes in what came to the log.
+func (x *Index) Update(ctx context.Context) error {
+	return x.fresh(ctx, func() error { return nil })
 }
 
 // Found is a record that a query found.
@@ -262,7 +267,7 @@ func (x *Index) update(ctx context.Context) error {
 	}
 	var tx *sql.Tx
 	var insert, name *sql.Stmt
-	taken, first := 0, true
+	taken, first, erased := 0, true, false
 	begin := func() (err error) {
 		if tx, err = x.db.BeginTx(ctx, nil); err != nil {
 			return err
@@ -314,10 +319,14 @@ func (x *Index) update(ctx context.Context) error {
 		if err := x.take(insert, name, line); err != nil {
 			return err
 		}
-		if line.Type == audit.Removed {
-			if err := forgetRemoved(tx, line); err != nil {
-				return err
-			}
+		switch line.Type {
+		case audit.Removed:
+			err = forgetRemoved(tx, line)
+		case audit.Erase:
+			erased, err = true, forgetErased(tx, line)
+		}
+		if err != nil {
+			return err
 		}
 		last, hash = line.Seq, lineHash(line.Raw)
 		if taken++; taken%batch == 0 {
@@ -334,6 +343,11 @@ func (x *Index) update(ctx context.Context) error {
 	}
 	if err := commit(); err != nil {
 		return err
+	}
+	if erased { // what was written before must not stay in the journal
+		if _, err := x.db.ExecContext(ctx, "PRAGMA wal_checkpoint(TRUNCATE)"); err != nil {
+			return err
+		}
 	}
 	return x.forget(ctx)
 }
@@ -365,7 +379,25 @@ func forgetRemoved(tx *sql.Tx, line trail.Line) error {
 	if json.Unmarshal(line.Raw, &record) != nil {
 		return nil // it is no record of a server's
 	}
-	from, to := int64(record.Data.From), int64(record.Data.To)
+	return forgetSpan(tx, record.Data)
+}
+
+// forgetErased removes what a record tells to be erased.
+func forgetErased(tx *sql.Tx, line trail.Line) error {
+	spans, err := trail.Erased(line)
+	if err != nil {
+		return nil // it is no record of a server's
+	}
+	for _, s := range spans {
+		if err := forgetSpan(tx, s); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func forgetSpan(tx *sql.Tx, s audit.Removal) error {
+	from, to := int64(s.From), int64(s.To)
 	_, err := tx.Exec("DELETE FROM names WHERE seq BETWEEN ? AND ?; DELETE FROM records WHERE seq BETWEEN ? AND ?", from, to, from, to)
 	return err
 }

@@ -1,6 +1,7 @@
 package index
 
 import (
+	"bytes"
 	"fmt"
 	"net/url"
 	"os"
@@ -235,6 +236,26 @@ func TestForgetsWhatIsRemoved(t *testing.T) {
 	want := append(append([]uint64{}, before[:2]...), before[5:]...)
 	if want = append(want, before[len(before)-1]+1); !slices.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
+	}
+}
+
+// What the log tells to be erased is not found any more, and not in the files of the index either.
+func TestForgetsWhatIsErased(t *testing.T) {
+	l, x := sessions(t)
+	l.Add(audit.Record{Sandbox: "gone", Type: audit.ExecStart, Data: audit.Command{Argv: []string{"a-secret-of-somebody"}}})
+	before := seqs(t, x, Query{})
+	last := before[len(before)-1]
+	l.Add(audit.Record{Sandbox: "gone", Type: audit.Erase, Data: audit.Erasure{Records: 3, Seqs: fmt.Sprintf("%d-%d,%d", before[2], before[3], last)}})
+	got := seqs(t, x, Query{})
+	want := append(append([]uint64{}, before[:2]...), before[4:len(before)-1]...)
+	if want = append(want, last+1); !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	for _, end := range []string{"", "-wal"} {
+		content, err := os.ReadFile(x.path + end)
+		if err != nil || bytes.Contains(content, []byte("a-secret-of-somebody")) {
+			t.Errorf("index%s: %v, or it holds what was erased", end, err)
+		}
 	}
 }
 

@@ -67,6 +67,7 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.Removed:          log(activity{2, "Delete"}),
 	audit.HoldSet:          log(other),
 	audit.HoldEnd:          log(other),
+	audit.Erase:            log(activity{2, "Delete"}),
 	audit.Checkpoint:       log(other),
 }
 

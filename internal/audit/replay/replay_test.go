@@ -320,6 +320,23 @@ func TestHoldIsNotOfTheSession(t *testing.T) {
 	}
 }
 
+// The replay of a sandbox that was erased says so.
+func TestErasedSession(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Actor: audit.Actor{Type: "key", ID: "k7"}, Type: audit.Erase, Reason: "request 31", Data: audit.Erasure{Records: 12, Seqs: "1-12"}})
+	tl := load(t, l, id)
+	if len(tl.Warnings) != 1 || !strings.Contains(tl.Warnings[0], "erased") || !strings.Contains(tl.Warnings[0], "12 records") {
+		t.Errorf("warnings %q", tl.Warnings)
+	}
+	if text := tl.Events[0].Text(); text != "12 records were erased from the log by key k7: request 31" {
+		t.Error(text)
+	}
+	var out bytes.Buffer
+	if err := Account(&out, tl, Part{}, false); err != nil || !strings.Contains(out.String(), "erased") {
+		t.Errorf("%v: %s", err, out.String())
+	}
+}
+
 // Nothing of a sandbox's choice acts on the terminal.
 func TestHostileSession(t *testing.T) {
 	l := audittest.New(t, t.TempDir())

@@ -281,6 +281,8 @@ func (e *Event) plain(data map[string]any) string {
 		return "no longer held, by " + who(e.Actor)
 	case audit.Removed:
 		return fmt.Sprintf("records %s to %s were removed", str("from"), str("to"))
+	case audit.Erase:
+		return str("records") + " records were erased from the log by " + who(e.Actor)
 	case audit.Gap:
 		return fmt.Sprintf("%s records of %s were lost", str("count"), str("source"))
 	}

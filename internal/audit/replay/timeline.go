@@ -199,7 +199,7 @@ func (t *Timeline) arrange() {
 		t.lanes[lane] = append(t.lanes[lane], e)
 	}
 	t.numbers()
-	gaps := 0
+	gaps, erased := 0, 0
 	processes := processes{}
 	for _, e := range t.Events {
 		switch e.Type {
@@ -221,6 +221,11 @@ func (t *Timeline) arrange() {
 			t.see(e)
 		case audit.Gap:
 			gaps++
+		case audit.Erase:
+			var data audit.Erasure
+			if json.Unmarshal(e.Raw, &data) == nil {
+				erased += data.Records
+			}
 		}
 	}
 	t.Processes = processes.all
@@ -228,6 +233,9 @@ func (t *Timeline) arrange() {
 		if !c.Ended {
 			c.End = t.End
 		}
+	}
+	if erased > 0 {
+		t.warn("what happened in this sandbox was erased from the log on request (%s): a record tells by whom and why", count(erased, "record"))
 	}
 	if gaps > 0 {
 		t.warn("records were lost (%s): what follows is not all that happened", count(gaps, "gap"))

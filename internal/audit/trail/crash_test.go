@@ -70,6 +70,10 @@ func TestMain(m *testing.M) {
 		remover(dir)
 		os.Exit(0)
 	}
+	if dir := os.Getenv("TRAIL_ERASER"); dir != "" {
+		eraser(dir)
+		os.Exit(0)
+	}
 	if dir := os.Getenv("TRAIL_WRITER"); dir != "" {
 		writer(dir)
 	}

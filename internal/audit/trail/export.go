@@ -80,10 +80,7 @@ func ranges(numbers []uint64) string {
 		if b.Len() > 0 {
 			b.WriteByte(',')
 		}
-		b.WriteString(strconv.FormatUint(numbers[i], 10))
-		if j > i {
-			b.WriteString("-" + strconv.FormatUint(numbers[j], 10))
-		}
+		b.WriteString(spanText(audit.Removal{From: numbers[i], To: numbers[j]}))
 		i = j + 1
 	}
 	return b.String()
@@ -96,18 +93,16 @@ func parseRanges(text string) ([]uint64, error) {
 	if text == "none" {
 		return nil, nil
 	}
+	spans, err := parseSpans(text)
+	if err != nil {
+		return nil, err
+	}
 	var all []uint64
-	for part := range strings.SplitSeq(text, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
+	for _, s := range spans {
+		if s.To-s.From > uint64(maxSeqs-len(all)) {
+			return nil, fmt.Errorf("these are more than %d numbers", maxSeqs)
 		}
-		a, err := strconv.ParseUint(from, 10, 63)
-		b, err2 := strconv.ParseUint(to, 10, 63)
-		if err != nil || err2 != nil || b < a || len(all) > 0 && a <= all[len(all)-1] || b-a > uint64(maxSeqs-len(all)) {
-			return nil, fmt.Errorf("%q are not ascending numbers", part)
-		}
-		for n := a; n <= b; n++ {
+		for n := s.From; n <= s.To; n++ {
 			all = append(all, n)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 )
 
@@ -18,11 +19,15 @@ type header struct {
 	Blobs []audit.Blob
 	Prev  string
 	Data  json.RawMessage
+	// Of an erasure.
+	Sandbox berm.SandboxID
+	Actor   audit.Actor
+	Reason  string
 }
 
 // decode reads a line. Most need no more than what stands at the beginning and the end of every
 // line that package audit writes; reading all of it takes four times as long. Of those it leaves
-// out Type, Blobs and Data. Whether what stands between is JSON takes longer than all hashes of
+// out all but V, Seq, Time and Prev. Whether what stands between is JSON takes longer than all hashes of
 // a line, and is not looked at where its hash is known: the tree tells whether that is the line
 // that was written, and that was one.
 func decode(line []byte, h *header, known bool) error {

@@ -50,6 +50,8 @@ type Log struct {
 	mu   sync.Mutex // of the tree, which follows the log under its lock
 	tree *tree
 
+	files sync.Mutex // one change at a time of the files that are not written to any more
+
 	signing     sync.Mutex // one checkpoint at a time
 	key         note.Signer
 	checkpoints *stringsFile
@@ -157,6 +159,9 @@ func (l *Log) open() error {
 			return err
 		}
 	}
+	if err := l.resume(); err != nil { // a full disk is no reason not to serve
+		l.errors.Error("an erasure of audit records is not finished", "error", err)
+	}
 	return nil
 }
 
@@ -240,9 +245,14 @@ func (l *Log) run() {
 	for {
 		select {
 		case now := <-old.C:
-			if err := l.retain(now); err != nil {
-				l.errors.Error("old audit records are not removed", "error", err)
-			}
+			l.tend(func() {
+				if err := l.resume(); err != nil {
+					l.errors.Error("an erasure of audit records is not finished", "error", err)
+				}
+				if err := l.retain(now); err != nil {
+					l.errors.Error("old audit records are not removed", "error", err)
+				}
+			})
 		case <-tick.C:
 		case <-l.due:
 		case <-l.stop:
@@ -252,10 +262,21 @@ func (l *Log) run() {
 			l.errors.Error("audit log is not signed", "error", err)
 		}
 		if l.Size() > segmentSize {
-			if err := l.rotate(); err != nil {
-				l.errors.Error("audit log goes on in a large file", "error", err)
-			}
+			l.tend(func() {
+				if err := l.rotate(); err != nil {
+					l.errors.Error("audit log goes on in a large file", "error", err)
+				}
+			})
 		}
+	}
+}
+
+// tend does something to the files, unless an erasure does: that may take long, and must not hold
+// up signing.
+func (l *Log) tend(do func()) {
+	if l.files.TryLock() {
+		defer l.files.Unlock()
+		do()
 	}
 }
 
@@ -280,6 +301,23 @@ func (l *Log) checkpoint() error {
 		return nil
 	}
 	return l.sign(c)
+}
+
+// secure is Checkpoint before records are taken away, from which the tree could be made again.
+func (l *Log) secure() error {
+	l.signing.Lock()
+	defer l.signing.Unlock()
+	if err := l.checkpoint(); err != nil {
+		return err
+	}
+	if l.tree.broken {
+		return berm.Errorf(berm.Unavailable, "the hashes of the audit log could not be written, so that no record can be removed").
+			WithHint("they are made again when the server is started with space on its disk")
+	}
+	if err := l.tree.file.Sync(); err != nil {
+		return berm.Errorf(berm.Unavailable, "audit tree: %w", err)
+	}
+	return nil
 }
 
 // now is what the log is now. The caller holds mu.
@@ -341,31 +379,39 @@ func (l *Log) pack(name string) error {
 		return berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
 	defer in.Close()
-	out, err := os.OpenFile(packed+".new", os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	if err := compress(packed+".new", func(w io.Writer) error { _, err := io.Copy(w, in); return err }); err != nil {
+		return err
+	}
+	if err := os.Rename(packed+".new", packed); err != nil {
+		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
+	}
+	if err := failpoint.Hit("audit/pack"); err != nil {
+		return err
+	}
+	if err := os.Remove(plain); err != nil {
+		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
+	}
+	return nil
+}
+
+// compress writes a file that is on disk when it returns.
+func compress(path string, write func(io.Writer) error) error {
+	out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
 	if err != nil {
 		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
 	}
 	// The fastest makes files as small as the default does, of records, in half the time.
 	w, err := zstd.NewWriter(out, zstd.WithEncoderConcurrency(1), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err == nil {
-		if _, err = io.Copy(w, in); err == nil {
+		if err = write(w); err == nil {
 			err = w.Close()
 		}
 	}
 	if err == nil {
 		err = out.Sync()
 	}
-	err = errors.Join(err, out.Close())
-	if err == nil {
-		err = os.Rename(packed+".new", packed)
-	}
-	if err == nil {
-		if err = failpoint.Hit("audit/pack"); err != nil {
-			return err
-		}
-		err = os.Remove(plain)
-	}
-	if err != nil {
+	if err = errors.Join(err, out.Close()); err != nil {
+		_ = os.Remove(path)
 		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
 	}
 	return nil

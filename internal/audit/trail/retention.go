@@ -73,7 +73,7 @@ func (l *Log) retain(now time.Time) error {
 
 // remove removes files of the log and blobs.
 func (l *Log) remove(remove []removal, rest []content) error {
-	if len(remove) == 0 {
+	if !slices.ContainsFunc(remove, func(r removal) bool { return len(r.names) > 0 }) {
 		return nil
 	}
 	for _, r := range remove {
@@ -84,7 +84,7 @@ func (l *Log) remove(remove []removal, rest []content) error {
 			return err
 		}
 	}
-	if err := l.Checkpoint(); err != nil {
+	if err := l.secure(); err != nil {
 		return err
 	}
 	for _, r := range remove {
@@ -105,7 +105,8 @@ func (l *Log) remove(remove []removal, rest []content) error {
 	return nil
 }
 
-// removal is adjacent files that are to be removed, for one reason.
+// removal is adjacent files that are to be removed, for one reason, or none that were removed
+// before: what told of that may go now.
 type removal struct {
 	audit.Removal
 	names []string
@@ -133,6 +134,7 @@ func (l *Log) overdue(parts []part, blobs []content, now time.Time) (remove []re
 		}
 	}
 	var end time.Time                        // of what is removed
+	from, stays := uint64(1), false          // after the last record that stays or is removed; whether any does
 	for i, p := range parts[:len(parts)-1] { // the current one ends before
 		next := parts[i+1]
 		until := next.began // of what p has
@@ -152,16 +154,22 @@ func (l *Log) overdue(parts []part, blobs []content, now time.Time) (remove []re
 		}
 		held := false
 		if len(holds) > 0 {
-			var names []string
-			if names, held, err = Dir(l.dir).named(p.name, holds); err != nil {
+			has, err := Dir(l.dir).named(p.name, holds)
+			if err != nil {
 				return nil, nil, err
 			}
-			if held {
-				need(names)
+			// What tells why records are missing in a file that stays is kept like that.
+			if held = has.held || stays && has.erasure; held {
+				need(has.blobs)
+				if p.first > from {
+					remove = append(remove, removal{audit.Removal{From: from, To: p.first - 1}, nil, "they were removed before"})
+				}
+				from, stays = has.last+1, true
 			}
 		}
 		if !held {
-			r := removal{audit.Removal{From: p.first, To: next.first - 1}, []string{p.name}, why}
+			r := removal{audit.Removal{From: from, To: next.first - 1}, []string{p.name}, why}
+			from = next.first
 			if last := len(remove) - 1; last >= 0 && remove[last].To+1 == r.From && remove[last].why == why {
 				remove[last].To, remove[last].names = r.To, append(remove[last].names, p.name)
 			} else {
@@ -180,11 +188,11 @@ func (l *Log) overdue(parts []part, blobs []content, now time.Time) (remove []re
 		if p.began.Before(end) || p.began.After(end.Add(blobMargin)) {
 			continue
 		}
-		names, _, err := Dir(l.dir).named(p.name, nil)
+		has, err := Dir(l.dir).named(p.name, nil)
 		if err != nil {
 			return nil, nil, err
 		}
-		need(names)
+		need(has.blobs)
 	}
 	return remove, slices.DeleteFunc(rest, func(b content) bool { return !b.at.Before(end) || needed[filepath.Base(b.path)] }), nil
 }
@@ -220,27 +228,32 @@ func (d Dir) parts() ([]part, error) {
 	return all, nil
 }
 
-// named returns which contents the records of a file of the log name, and whether one is of one
-// of the sandboxes.
-func (d Dir) named(name string, of []berm.SandboxID) (blobs []string, found bool, err error) {
+// holding is what a file of the log has.
+type holding struct {
+	blobs   []string // contents that its records name
+	last    uint64   // its last record
+	held    bool     // one is of a sandbox that is held
+	erasure bool     // one tells of an erasure
+}
+
+// named reads a file of the log.
+func (d Dir) named(name string, holds []berm.SandboxID) (has holding, err error) {
 	for raw, err := range d.file(name) {
+		var h header
+		if err == nil {
+			err = decode(raw, &h, true)
+		}
 		if err != nil {
-			return nil, false, berm.Errorf(berm.Internal, "audit log: %w", err)
+			return has, berm.Errorf(berm.Internal, "audit log: %w", err)
 		}
-		if !found {
-			found = slices.ContainsFunc(of, func(id berm.SandboxID) bool { return isOf(raw, id) })
-		}
-		if bytes.Contains(raw, []byte(`"blobs":`)) {
-			var h header
-			if err := decode(raw, &h, false); err != nil {
-				return nil, false, berm.Errorf(berm.Internal, "audit log: %w", err)
-			}
-			for _, b := range h.Blobs {
-				blobs = append(blobs, b.SHA256)
-			}
+		has.last = h.Seq
+		has.held = has.held || slices.ContainsFunc(holds, func(id berm.SandboxID) bool { return isOf(raw, id) })
+		has.erasure = has.erasure || h.Type == audit.Erase
+		for _, b := range h.Blobs {
+			has.blobs = append(has.blobs, b.SHA256)
 		}
 	}
-	return blobs, found, nil
+	return has, nil
 }
 
 // isOf reports whether a line is of a sandbox. It may say so of another line that has such a

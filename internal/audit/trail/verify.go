@@ -37,6 +37,7 @@ type Report struct {
 	Anchored    uint64    `json:"anchored,omitempty"` // the last record that an outside checkpoint covers
 	Gaps        int       `json:"gaps"`               // records that tell of lost ones
 	Steps       []uint64  `json:"clockSteps"`         // records whose time is before that of the one before
+	Erasures    []Erasure `json:"erasures,omitempty"` // what records tell to be erased
 	// Problems are in the order of the records. None means that the log is whole.
 	Problems []Problem `json:"problems"`
 }
@@ -221,9 +222,9 @@ type checker struct {
 	prev     string
 	time     time.Time
 	blobs    map[string]bool
-	missing  []audit.Removal // that are not there
-	removed  []audit.Removal // that records tell to be gone on purpose
-	unsigned time.Time       // of the first record that no checkpoint covers
+	missing  spans     // that are not there
+	removed  spans     // that records tell to be gone on purpose
+	unsigned time.Time // of the first record that no checkpoint covers
 }
 
 // next is the number that the next record must have.
@@ -282,20 +283,20 @@ func (c *checker) skip(h header) {
 	c.prev = h.Prev
 }
 
-// unexplained is the first of records that are missing and that no record tells to be removed;
-// 0 is none.
-func (c *checker) unexplained(missing audit.Removal) uint64 {
-	slices.SortFunc(c.removed, func(a, b audit.Removal) int { return cmp.Compare(a.From, b.From) })
-	at := missing.From
-	for _, r := range c.removed {
-		if r.From <= at && r.To >= at {
-			at = r.To + 1
+// gone tells which records are missing though no record tells so, and what of an erasure is still
+// there.
+func (c *checker) gone() {
+	r := c.report
+	removed := c.removed.merge()
+	for _, m := range c.missing {
+		if n := removed.lacks(m); n > 0 {
+			r.problem(n, "it is missing, with all up to record %d, and no record tells that they were removed or erased", m.To)
 		}
 	}
-	if at > missing.To {
-		return 0
+	for i := range r.Erasures {
+		e := &r.Erasures[i]
+		e.Left = e.Records - e.spans.common(c.missing)
 	}
-	return at
 }
 
 // content checks one record.
@@ -326,6 +327,14 @@ func (c *checker) content(l header) {
 		if json.Unmarshal(l.Data, &removal) == nil {
 			c.removed = append(c.removed, removal)
 		}
+	case audit.Erase:
+		e, err := erasureOf(l.Data)
+		if l.Seq > r.SignedTo || err != nil {
+			break
+		}
+		e.By, e.Sandbox, e.Reason, e.Actor, e.Time = l.Seq, l.Sandbox, l.Reason, l.Actor, l.Time
+		r.Erasures = append(r.Erasures, e)
+		c.removed = append(c.removed, e.spans...)
 	}
 	for _, b := range l.Blobs {
 		c.blob(l.Seq, b)
@@ -395,11 +404,7 @@ func (c *checker) end() {
 	if !c.unsigned.IsZero() && len(r.Keys) > 0 && time.Since(c.unsigned) > unsignedTime {
 		r.problem(r.SignedTo+1, "no checkpoint covers the records from here on, though a server signs within seconds: it was killed and not started again, or checkpoints were taken away")
 	}
-	for _, m := range c.missing {
-		if n := c.unexplained(m); n > 0 {
-			r.problem(n, "it is missing, with all up to record %d, and no record tells that they were removed", m.To)
-		}
-	}
+	c.gone()
 }
 
 // readLeaves reads the hashes of the lines that a tree's file has; no file has none.
