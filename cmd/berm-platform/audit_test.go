@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/client"
 )
 
 // Which log is read is said, and a data directory is as good as its log.
@@ -90,6 +91,25 @@ func TestAuditExportOCSF(t *testing.T) {
 
 func TestCreateTellsWhereASecretOfAServerIs(t *testing.T) {
 	if r := newSetup(t).run("create", "--cred", "x=env:Z"); r.code != 2 || !strings.Contains(r.stderr, "env: is for berm run") {
+		t.Errorf("%+v", r)
+	}
+}
+
+// What a sandbox has written is recorded and printed, and what the log has of one is erased, by a
+// server.
+func TestChangesAndErase(t *testing.T) {
+	s := newSetup(t)
+	id := string(s.server.Add(client.Sandbox{}).ID)
+	if r := s.run("audit", "changes", id); r.code != 0 || !strings.Contains(r.stdout, "add    file   /srv/f") {
+		t.Errorf("%+v", r)
+	}
+	if r := s.run("audit", "erase", id); r.code != 2 || !strings.Contains(r.stderr, "--reason") {
+		t.Errorf("without a reason: %+v", r)
+	}
+	if r := s.run("audit", "erase", id, "--dry-run"); r.code != 0 || !strings.Contains(r.stdout, "erased would be 12 records") || strings.Contains(r.stdout, "tells so") || !strings.Contains(r.stderr, "2 records of others") {
+		t.Errorf("a dry run: %+v", r)
+	}
+	if r := s.run("audit", "erase", id, "--reason", "request 31"); r.code != 0 || !strings.Contains(r.stdout, "erased were 12 records") || !strings.Contains(r.stdout, "record 99 tells so") {
 		t.Errorf("%+v", r)
 	}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func newAuditChangesCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := serverCommand(&cobra.Command{
 		Use:   "changes SANDBOX",
 		Short: "Record what a sandbox has written until now",
 		Long: `Have the server compare what a sandbox wrote with its template now, as it does when the sandbox
@@ -22,7 +22,7 @@ writes at that moment may be seen or not.`,
   berm audit changes i0abcdefghijklmnopqrs --json | jq -r '.data.changes[].path'`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
 		ValidArgsFunction: completeSandboxes(berm.Running, berm.Paused),
-	}
+	})
 	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, id, err := serverAndSandbox(cmd, args[0])

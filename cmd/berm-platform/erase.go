@@ -11,7 +11,7 @@ import (
 )
 
 func newAuditEraseCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := serverCommand(&cobra.Command{
 		Use:   "erase SANDBOX --reason TEXT",
 		Short: "Erase what the log has of a sandbox",
 		Long: `Have the server take all records of a sandbox that has ended, and the content that no other record
@@ -24,7 +24,7 @@ files that somebody copied.`,
 		Example: `  berm audit erase i0abcdefghijklmnopqrs --dry-run
   berm audit erase i0abcdefghijklmnopqrs --reason "request 2026-31"`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
-	}
+	})
 	asJSON := cli.JSONFlag(cmd)
 	var reason string
 	var dry bool

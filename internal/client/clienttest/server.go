@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/proto/filesystem/filesystemconnect"
 	"github.com/berm-sandbox/berm/internal/proto/process/processconnect"
@@ -75,6 +77,21 @@ func Start(t testing.TB) *Server {
 	mux.HandleFunc("DELETE /templates/{ref}", s.deleteSnapshot)
 	mux.HandleFunc("POST /sandboxes/{id}/fork", s.with(s.fork))
 	mux.HandleFunc("POST /berm/v1/sandboxes/{id}/rollback", s.with(func(w http.ResponseWriter, _ *http.Request, b *client.Sandbox) { reply(w, 200, b) }))
+	mux.HandleFunc("POST /berm/v1/sandboxes/{id}/changes", s.with(func(w http.ResponseWriter, _ *http.Request, _ *client.Sandbox) {
+		reply(w, 200, client.Looked{Outcome: audit.OK, Data: audit.Changes{At: "request", Changes: []audit.Change{{Path: "srv/f", Op: "add", Kind: "file"}}}})
+	}))
+	mux.HandleFunc("POST /berm/v1/sandboxes/{id}/erase", func(w http.ResponseWriter, r *http.Request) {
+		var in struct {
+			Reason string
+			DryRun bool
+		}
+		_ = json.NewDecoder(r.Body).Decode(&in)
+		done := trail.Erasure{Sandbox: berm.SandboxID(r.PathValue("id")), Reason: in.Reason, Records: 12, Contents: 3, Bytes: 4711, Named: 2}
+		if !in.DryRun {
+			done.By = 99
+		}
+		reply(w, 200, done)
+	})
 	mux.HandleFunc("GET /templates", func(w http.ResponseWriter, _ *http.Request) {
 		reply(w, 200, []map[string]any{{"templateID": "t0", "aliases": []string{"base"}}, {"templateID": "t1", "aliases": []string{}}})
 	})
