@@ -44,9 +44,9 @@ func (s *Session) Running() bool {
 	return berm.KindOf(probe.flock()) == berm.Conflict
 }
 
-// flockPatiently waits out those who only look whether the session is locked.
+// flockPatiently waits out those who only look whether the session is locked, on a busy machine too.
 func (s *Session) flockPatiently() error {
-	for until := time.Now().Add(20 * time.Millisecond); ; time.Sleep(time.Millisecond) {
+	for until := time.Now().Add(200 * time.Millisecond); ; time.Sleep(time.Millisecond) {
 		err := s.flock()
 		if berm.KindOf(err) != berm.Conflict || time.Now().After(until) {
 			return err
