@@ -119,10 +119,16 @@ func (l *Log) recover() error {
 	if err != nil {
 		return berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
-	// Two lines: the last whole one and one that was cut off.
-	tail := make([]byte, min(size, 2*(MaxLine+1)+1))
-	if _, err := l.file.ReadAt(tail, size-int64(len(tail))); err != nil {
-		return berm.Errorf(berm.Internal, "audit log: %w", err)
+	// Two lines: the last whole one and one that was cut off. They are seldom long.
+	var tail []byte
+	for _, most := range []int64{8 << 10, 2*(MaxLine+1) + 1} {
+		tail = make([]byte, min(size, most))
+		if _, err := l.file.ReadAt(tail, size-int64(len(tail))); err != nil {
+			return berm.Errorf(berm.Internal, "audit log: %w", err)
+		}
+		if bytes.Count(tail, []byte{'\n'}) > 1 { // the last whole line is all here
+			break
+		}
 	}
 	end := bytes.LastIndexByte(tail, '\n') + 1
 	torn := len(tail) - end

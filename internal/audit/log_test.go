@@ -101,23 +101,25 @@ func TestLogActsOnNoTerminal(t *testing.T) {
 }
 
 func TestLogRecoversFromTornLine(t *testing.T) {
-	for cut := 1; cut < 200; cut += 37 {
-		path := filepath.Join(t.TempDir(), "log.jsonl")
-		l := open(t, path)
-		for range 2 {
-			if err := l.Emit(Record{Type: APICall}); err != nil {
+	for _, reason := range []string{"", strings.Repeat("r", 7<<10), strings.Repeat("r", 20<<10)} {
+		for cut := 1; cut < 200; cut += 37 {
+			path := filepath.Join(t.TempDir(), "log.jsonl")
+			l := open(t, path)
+			for range 2 {
+				if err := l.Emit(Record{Type: APICall, Reason: reason}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			l.Close()
+			info, _ := os.Stat(path)
+			if err := os.Truncate(path, info.Size()-int64(cut)); err != nil {
 				t.Fatal(err)
 			}
-		}
-		l.Close()
-		info, _ := os.Stat(path)
-		if err := os.Truncate(path, info.Size()-int64(cut)); err != nil {
-			t.Fatal(err)
-		}
-		open(t, path).Close()
-		records := verify(t, path)
-		if len(records) != 2 || records[1].Type != Gap {
-			t.Errorf("cut by %d: %+v", cut, records)
+			open(t, path).Close()
+			records := verify(t, path)
+			if len(records) != 2 || records[1].Type != Gap {
+				t.Errorf("lines of %d bytes, cut by %d: %+v", len(reason), cut, records)
+			}
 		}
 	}
 }
