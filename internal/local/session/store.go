@@ -82,18 +82,11 @@ func (s *Store) Create(project, preset string) (*Session, error) {
 	if err != nil {
 		return nil, berm.Errorf(berm.Invalid, "use %q as a workspace: %w", project, err)
 	}
-	taken, err := s.entries()
-	if err != nil {
-		return nil, err
-	}
 	slug := slug(project)
 	for n := s.retired(slug) + 1; ; n++ {
 		name := slug + "-" + strconv.Itoa(n)
-		if slices.Contains(taken, name) {
-			continue
-		}
 		if err := s.root.Mkdir(name, 0o700); errors.Is(err, fs.ErrExist) {
-			continue // another process was faster
+			continue
 		} else if err != nil {
 			return nil, stateError(err, "make a session")
 		}
