@@ -1,3 +1,9 @@
+// The limit of processors of the control group that berm itself is in takes a fifth of a
+// millisecond to find, and berm has next to nothing to do with more or less of them.
+//
+//go:debug containermaxprocs=0
+//go:debug updatemaxprocs=0
+
 // Command berm is Berm in one file. It runs the commands of local mode itself; for all others
 // it executes the platform that it carries, since what that links takes four milliseconds to
 // initialise.

@@ -5,7 +5,6 @@ package reexec
 
 import (
 	"os"
-	"runtime"
 
 	"github.com/berm-sandbox/berm/internal/driver/namespace/inside"
 )
@@ -15,7 +14,6 @@ const Name = "berm-init"
 
 func init() {
 	if len(os.Args) > 1 && os.Args[0] == Name {
-		runtime.LockOSThread() // rights belong to threads
 		inside.Command(os.Args[1:], os.Environ()[runtimeSettings:])
 	}
 }
