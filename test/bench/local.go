@@ -16,6 +16,8 @@ import (
 	"time"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 )
 
@@ -38,6 +40,9 @@ func (b *bench) local(ctx context.Context) error {
 	}
 	if out, err := exec.CommandContext(ctx, "cp", "bin/berm", top+"/berm").CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, out)
+	}
+	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
+		return err
 	}
 	users := []*user{{name: "self", id: -1}}
 	if os.Geteuid() == 0 {
@@ -153,22 +158,36 @@ func (u *user) lay(ctx context.Context) error {
 
 // way is one way to run a command.
 type way struct {
-	name string
-	argv []string // before the command
-	file string   // its descriptor is 3
-	wall bool     // what it is compared with: bubblewrap with as much as berm run has
+	name  string
+	argv  []string // before the command
+	file  string   // its descriptor is 3
+	fresh []string // directories that are empty at the start of each run; not measured
+	peer  string   // the way that it is compared with, beside the bare command; "" is none
 }
+
+// What berm run is compared with.
+const (
+	walledPeer  = "bwrap, as berm run"
+	overlayPeer = "bwrap, as berm run, overlay"
+)
 
 func (u *user) ways(ctx context.Context, project string) ([]way, error) {
 	berm := u.top + "/berm"
 	ways := []way{{name: "bare"}}
+	copied := "" // the peer of a copy on write
 	if bwrap, err := exec.LookPath("bwrap"); err == nil {
 		dir := filepath.Join(u.home, project)
 		ways = append(ways, way{name: "bwrap, all of / read-only", argv: []string{
 			bwrap, "--ro-bind", "/", "/", "--bind", dir, dir, "--dev", "/dev", "--proc", "/proc", "--tmpfs", "/tmp", "--unshare-all", "--die-with-parent",
 		}})
-		for _, proc := range []bool{false, true} {
-			walled, err := u.walled(ctx, bwrap, project, proc)
+		peers := []string{"bwrap, host as berm run", walledPeer}
+		copied = walledPeer
+		// Since bubblewrap 0.11.
+		if help, _ := exec.CommandContext(ctx, bwrap, "--help").CombinedOutput(); bytes.Contains(help, []byte("--overlay ")) {
+			peers, copied = append(peers, overlayPeer), overlayPeer
+		}
+		for _, name := range peers {
+			walled, err := u.walled(ctx, bwrap, project, name)
 			if err != nil {
 				return nil, err
 			}
@@ -176,14 +195,16 @@ func (u *user) ways(ctx context.Context, project string) ([]way, error) {
 		}
 	}
 	return append(ways,
-		way{name: "berm run --rw .", argv: []string{berm, "run", "-q", "--rw", ".", "--"}},
-		way{name: "berm run", argv: []string{berm, "run", "-q", "--"}}), nil
+		way{name: "berm run --rw .", argv: []string{berm, "run", "-q", "--rw", ".", "--"}, peer: walledPeer},
+		way{name: "berm run", argv: []string{berm, "run", "-q", "--"}, peer: copied}), nil
 }
 
 // walled is bubblewrap with the namespaces, the view of the host and the filter of system
-// calls that `berm run --rw .` has, and with proc its hidden and read-only parts of /proc and
-// files of identity too. It lacks Landlock, limits and the id-mapped mounts that root gets.
-func (u *user) walled(ctx context.Context, bwrap, project string, proc bool) (way, error) {
+// calls that `berm run --rw .` has; as walledPeer with its hidden and read-only parts of /proc and
+// files of identity too, and as overlayPeer with the copy on write of `berm run`, in directories
+// that are made for it. It lacks Landlock, limits and the id-mapped mounts that root gets.
+func (u *user) walled(ctx context.Context, bwrap, project, name string) (way, error) {
+	proc := name == walledPeer || name == overlayPeer
 	out, err := u.command(ctx, project, u.top+"/berm", "run", "--print-policy", "--json", "--rw", ".", "--", "true").Output()
 	if err != nil {
 		return way{}, fmt.Errorf("print the policy: %w", err)
@@ -220,9 +241,7 @@ func (u *user) walled(ctx context.Context, bwrap, project string, proc bool) (wa
 			argv = append(argv, "--ro-bind", "/dev/null", path)
 		}
 	}
-	name := "bwrap, host as berm run"
 	if proc {
-		name = "bwrap, as berm run"
 		for _, path := range printed.Policy.ReadOnly {
 			argv = append(argv, "--ro-bind", path, path)
 		}
@@ -246,14 +265,36 @@ func (u *user) walled(ctx context.Context, bwrap, project string, proc bool) (wa
 	if err := os.WriteFile(file, program, 0o644); err != nil {
 		return way{}, err
 	}
-	argv = append(argv, "--bind", dir, dir, "--chdir", dir, "--remount-ro", "/", "--seccomp", "3")
-	return way{name: name, argv: argv, file: file, wall: proc}, nil
+	w := way{name: name, file: file}
+	if name == overlayPeer {
+		upper, work := filepath.Join(u.home, "upper"), filepath.Join(u.home, "work")
+		argv = append(argv, "--overlay-src", dir, "--overlay", upper, work, dir)
+		w.fresh = []string{upper, work}
+	} else {
+		argv = append(argv, "--bind", dir, dir)
+	}
+	argv = append(argv, "--chdir", dir, "--remount-ro", "/", "--seccomp", "3")
+	w.argv = argv
+	return w, nil
 }
 
 // prepare is the command of a workload in a way; done closes what it holds open.
 func (u *user) prepare(ctx context.Context, w way, project string, argv []string) (cmd *exec.Cmd, done func(), err error) {
 	cmd = u.command(ctx, project, append(append([]string(nil), w.argv...), argv...)...)
 	done = func() {}
+	for _, dir := range w.fresh {
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, nil, err
+		}
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			return nil, nil, err
+		}
+		if u.id >= 0 {
+			if err := os.Chown(dir, u.id, u.id); err != nil {
+				return nil, nil, err
+			}
+		}
+	}
 	if w.file != "" {
 		f, err := os.Open(w.file)
 		if err != nil {
@@ -264,29 +305,45 @@ func (u *user) prepare(ctx context.Context, w way, project string, argv []string
 	return cmd, done, nil
 }
 
-// run runs a workload once and takes back what it made.
-func (u *user) run(ctx context.Context, w way, load workload) (time.Duration, error) {
+// run runs a workload once and takes back what it made. It returns the time from start to end,
+// and the processor time of all processes of it.
+func (u *user) run(ctx context.Context, w way, load workload) (took, processor time.Duration, err error) {
 	cmd, done, err := u.prepare(ctx, w, load.project, load.argv)
 	if err != nil {
-		return 0, err
+		return 0, 0, err
 	}
 	defer done()
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	start := time.Now()
+	before, start := ofChildren(), time.Now()
 	err = cmd.Run()
-	took := time.Since(start)
+	took = time.Since(start)
 	if err != nil {
-		return 0, fmt.Errorf("%s: %w: %s", w.name, err, output.Bytes())
+		return 0, 0, fmt.Errorf("%s: %w: %s", w.name, err, output.Bytes())
 	}
+	// bubblewrap does not wait for the first process in its sandbox: as a subreaper this process
+	// has become its parent.
+	for {
+		if _, err := unix.Wait4(-1, nil, 0, nil); err == unix.ECHILD {
+			break
+		}
+	}
+	processor = ofChildren() - before
 	undo := []string{"sh", "-c", load.undo}
 	if entries, _ := os.ReadDir(u.home + "/.local/state/berm/sessions"); w.name == "berm run" && len(entries) > 0 {
 		undo = []string{u.top + "/berm", "discard", "--all"}
 	}
 	if out, err := u.command(ctx, load.project, undo...).CombinedOutput(); err != nil {
-		return 0, fmt.Errorf("%s: undo: %w: %s", w.name, err, out)
+		return 0, 0, fmt.Errorf("%s: undo: %w: %s", w.name, err, out)
 	}
-	return took, nil
+	return took, processor, nil
+}
+
+// ofChildren is the processor time of all descendants that were waited for.
+func ofChildren() time.Duration {
+	var usage unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_CHILDREN, &usage)
+	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }
 
 // compare measures a workload in every way, in turns that begin with another way each.
@@ -295,17 +352,17 @@ func (b *bench) compare(ctx context.Context, u *user, load workload) (map[string
 	if err != nil {
 		return nil, err
 	}
-	runs := make([]times, len(ways))
+	runs, processor := make([]times, len(ways)), make([]times, len(ways))
 	const warm = 2 // rounds for caches, not counted
 	for round := range b.samples(load.samples) + warm {
 		for i := range ways {
 			i = (i + round) % len(ways)
-			took, err := u.run(ctx, ways[i], load)
+			took, used, err := u.run(ctx, ways[i], load)
 			if err != nil {
 				return nil, err
 			}
 			if round >= warm {
-				runs[i] = append(runs[i], took)
+				runs[i], processor[i] = append(runs[i], took), append(processor[i], used)
 			}
 		}
 	}
@@ -313,19 +370,23 @@ func (b *bench) compare(ctx context.Context, u *user, load workload) (map[string
 	table := map[string]any{}
 	for i, w := range ways {
 		row := runs[i].summary()
+		row["processor_p50_ms"] = ms(processor[i].at(0.5))
 		text := ""
 		for j, other := range ways {
-			if j != i && (j == 0 || other.wall) {
+			if j != i && (j == 0 || other.name == w.peer) {
 				ratio := float64(runs[i].at(0.5)) / float64(runs[j].at(0.5))
 				row["ratio_p50: "+other.name] = ratio
 				text += fmt.Sprintf("  %.2f× %s", ratio, other.name)
 			}
 		}
-		fmt.Printf("    %-26s p50 %8.2f  p95 %8.2f  min %8.2f ms%s\n", w.name, ms(runs[i].at(0.5)), ms(runs[i].at(0.95)), ms(runs[i].at(0)), text)
+		fmt.Printf("    %-27s p50 %8.2f  p95 %8.2f  min %8.2f ms  processor %8.2f%s\n", w.name, ms(runs[i].at(0.5)), ms(runs[i].at(0.95)), ms(runs[i].at(0)), ms(processor[i].at(0.5)), text)
 		table[w.name] = row
 	}
-	if len(ways) == 3 {
+	switch ways[len(ways)-1].peer {
+	case "":
 		fmt.Println("    bubblewrap is not installed: not compared")
+	case walledPeer:
+		fmt.Println("    this bubblewrap makes no overlay (since 0.11): berm run, which copies on write, is compared with one that writes in place")
 	}
 	return table, nil
 }
@@ -377,7 +438,7 @@ func (u *user) memory(ctx context.Context) (map[string]any, error) {
 			return nil, fmt.Errorf("%s: %w", w.name, err)
 		}
 		mib := float64(sum) / (1 << 20)
-		fmt.Printf("    %-26s %6.2f MiB in %d processes\n", w.name, mib, len(processes))
+		fmt.Printf("    %-27s %6.2f MiB in %d processes\n", w.name, mib, len(processes))
 		table[w.name] = map[string]any{"pss_MiB": mib, "processes": len(processes)}
 	}
 	return table, nil
