@@ -200,6 +200,9 @@ type Spec struct {
 	// the same Limits.Disk: the new one begins with its files, and its own identity. It is only
 	// read, and needed until Create returns. "" begins with the layers alone.
 	From string `json:"from,omitempty"`
+	// Memory has it go on with the processes that were saved in From, which must have them. They
+	// run for some milliseconds before the new identity and Guest are theirs.
+	Memory bool `json:"memory,omitempty"`
 	// Degraded is what the caller wanted and left out, because this host cannot give it.
 	// The policy shows it.
 	Degraded []string `json:"degraded,omitempty"`

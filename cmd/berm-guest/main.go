@@ -75,13 +75,13 @@ func main() {
 
 // serve runs the agent in a sandbox.
 func serve() error {
-	l, err := ports.File(fdListener)
-	if err != nil {
-		return fmt.Errorf("descriptor %d: %w", fdListener, err)
-	}
 	c, err := config.Open(os.NewFile(fdConfig, "config"), config.RunDir)
 	if err != nil {
 		return err
+	}
+	l, err := ports.File(fdListener, c.Renew)
+	if err != nil {
+		return fmt.Errorf("descriptor %d: %w", fdListener, err)
 	}
 	s := server.New(c)
 	go serveInside(s)

@@ -197,9 +197,10 @@ func (c *Client) Policy(ctx context.Context) (berm.Policy, error) {
 	return p, err
 }
 
-// Snapshot saves the sandbox's files into a directory.
-func (c *Client) Snapshot(ctx context.Context, dir string) (berm.Saved, error) {
-	r, err := c.call(ctx, request{Op: OpSnapshot, Directory: dir})
+// Snapshot saves the sandbox's files into a directory, and with memory its processes. A monitor of
+// an earlier version knows nothing of that and saves files alone.
+func (c *Client) Snapshot(ctx context.Context, dir string, memory bool) (berm.Saved, error) {
+	r, err := c.call(ctx, request{Op: OpSnapshot, Directory: dir, Memory: memory})
 	return value(r.Saved, err)
 }
 

@@ -18,6 +18,9 @@ type Wall interface {
 	Snapshot(dir string) (berm.Saved, error)
 	// Version is that of berm.Sandbox.
 	Version() (string, error)
+	// Checkpoint saves files and memory of processes that are not frozen: the level stops them
+	// itself, and lets them go on.
+	Checkpoint(dir string) (berm.Saved, error)
 	Usage() (berm.Usage, error)
 	// Policy is a berm.Policy as JSON: the monitor passes on what it was given.
 	Policy() json.RawMessage
@@ -103,9 +106,10 @@ func (m *Machine) Resume(deadline time.Time) error {
 	return nil
 }
 
-// Snapshot saves the files into a directory. A sandbox that runs stands still for it; pauses and
-// deadlines that come meanwhile wait. Conflict during another one, or a transition.
-func (m *Machine) Snapshot(dir string) (saved berm.Saved, err error) {
+// Snapshot saves the files into a directory, and with memory the processes too. A sandbox that
+// runs stands still for it; pauses and deadlines that come meanwhile wait. Conflict during another
+// one, or a transition.
+func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error) {
 	if !m.still.TryLock() {
 		return saved, berm.Errorf(berm.Conflict, "another snapshot or a pause is under way")
 	}
@@ -113,25 +117,42 @@ func (m *Machine) Snapshot(dir string) (saved berm.Saved, err error) {
 	switch status := m.Status(); {
 	case status.State == berm.Killed || m.Reason() != "":
 		return saved, gone()
-	case status.State == berm.Paused:
+	case status.State == berm.Paused && !memory:
 		return m.wall.Snapshot(dir)
+	case status.State == berm.Paused:
+		if err := m.wall.Thaw(); err != nil {
+			return saved, err
+		}
+		saved, err = m.wall.Checkpoint(dir)
+		saved.Stopped = 0
+		return saved, m.orKill(err, m.wall.Freeze())
 	case status.State != berm.Running:
 		return saved, berm.Errorf(berm.Conflict, "the sandbox is %s", status.State)
+	}
+	if memory {
+		saved, err = m.wall.Checkpoint(dir)
+		return saved, m.orKill(err, nil)
 	}
 	begin := time.Now()
 	if err = m.wall.Freeze(); err == nil {
 		saved, err = m.wall.Snapshot(dir)
 	}
-	if thawed := m.wall.Thaw(); thawed != nil && m.Reason() == "" {
-		// What cannot be thawed is of no use to anybody, and must not look as if it ran.
-		m.Kill(berm.ReasonCrash)
-		err = errors.Join(err, thawed)
-	}
-	if m.Reason() != "" {
-		err = gone()
-	}
+	err = m.orKill(err, m.wall.Thaw())
 	saved.Stopped = time.Since(begin)
 	return saved, err
+}
+
+// orKill adds an error of going back to the state from before, with which a sandbox is of no use to
+// anybody, and must not look as if it were well, to that of a snapshot.
+func (m *Machine) orKill(err, back error) error {
+	if back != nil && m.Reason() == "" {
+		m.Kill(berm.ReasonCrash)
+		err = errors.Join(err, back)
+	}
+	if m.Reason() != "" {
+		return gone()
+	}
+	return err
 }
 
 // SetDeadline moves the deadline; zero removes it. A paused sandbox has none.

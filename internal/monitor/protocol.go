@@ -51,7 +51,7 @@ const (
 	OpPolicy   Op = "policy"
 	OpEvents   Op = "events" // answered with a reply per change until the sandbox dies
 	OpKill     Op = "kill"
-	OpSnapshot Op = "snapshot" // of the files, into a directory
+	OpSnapshot Op = "snapshot" // into a directory
 	OpVersion  Op = "version"  // of the files
 )
 
@@ -64,6 +64,8 @@ type request struct {
 	Create   json.RawMessage `json:"create,omitempty"` // of prepare and create: what the level needs
 	// Directory is where a snapshot goes, absolute.
 	Directory string `json:"directory,omitempty"`
+	// Memory has it keep processes too.
+	Memory bool `json:"memory,omitempty"`
 }
 
 // reply is one line from the monitor.

@@ -209,7 +209,7 @@ func (s *Server) answer(r request) reply {
 	case OpPolicy:
 		return reply{Policy: m.wall.Policy()}
 	case OpSnapshot:
-		saved, err := m.Snapshot(r.Directory)
+		saved, err := m.Snapshot(r.Directory, r.Memory)
 		if err != nil {
 			return reply{Error: failed(err)}
 		}

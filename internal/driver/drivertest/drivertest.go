@@ -32,6 +32,7 @@ const (
 	Link        Feature = "link"         // a link to a network service outside
 	Writable    Feature = "writable"     // a look at what was written
 	Snapshot    Feature = "snapshot"     // snapshots of files
+	Memory      Feature = "memory"       // snapshots of memory beside them
 )
 
 // Harness is one driver under test.

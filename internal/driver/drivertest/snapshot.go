@@ -3,6 +3,7 @@ package drivertest
 import (
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -138,6 +139,92 @@ var snapshotCases = []testCase{
 		sh(t, s, "rm -f /etc/hostname /etc/hosts /etc/machine-id; mkfifo /etc/hostname; ln -s /proc/self/mem /etc/hosts; ln -s /nowhere /etc/machine-id; echo kept >/f")
 		if got := sh(t, create(t, h, from(snapshot(t, s))), "cat /etc/hostname /f"); got != "box\nkept" {
 			t.Errorf("%q", got)
+		}
+	}},
+	{name: "MemoryGoesOn", needs: []Feature{Snapshot, Memory, Exec, Freeze}, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		// What it counts is in its memory alone; it adds what it was told by others.
+		sh(t, s, `mkdir -p /www && cat >/count.sh <<'END'
+i=0; while :; do i=$((i+1)); read -r more 2>/dev/null </more && i=$((i+more)) && rm /more; echo $i >/count.new; mv /count.new /count; sleep 0.02; done
+END
+			sh /count.sh >/dev/null 2>&1 & echo $! >/pid; (sleep 3; echo rang >/rang) >/dev/null 2>&1 &
+			httpd -p 8080 -h /www; echo served >/www/f; exec 3>/held; echo held >&3; rm /held; sh -c 'sleep 1000 & wait' >/dev/null 2>&1 3>&3 &
+			until test -s /count; do sleep 0.01; done`)
+		counts := func(s berm.Sandbox) string {
+			return sh(t, s, `a=$(cat /count); for i in $(seq 500); do sleep 0.01; b=$(cat /count); [ "$b" -gt "$a" ] && break; done; [ "$b" -gt "$a" ] && kill -0 $(cat /pid) && echo $b`)
+		}
+		own := sh(t, s, identity)
+		dir := t.TempDir()
+		saved, err := s.Snapshot(testContext(t), dir, true)
+		if err != nil {
+			t.Fatalf("%v (%s)", err, berm.HintOf(err))
+		}
+		if !saved.Memory || saved.Size == 0 || saved.Stopped <= 0 {
+			t.Errorf("%+v", saved)
+		}
+		counts(s) // it goes on
+		want := func(s berm.Sandbox, name string) {
+			t.Helper()
+			counts(s)
+			if got := sh(t, s, "hostname; cat /etc/hostname"); got != name+"\n"+name {
+				t.Errorf("its name is %q", got)
+			}
+			if got := sh(t, s, "wget -qO- http://127.0.0.1:8080/f"); got != "served" {
+				t.Errorf("a server inside says %q", got)
+			}
+		}
+		var ids []string
+		var children []berm.Sandbox
+		for i, name := range []string{"left", "right"} {
+			child := create(t, h, from(dir), func(spec *berm.Spec) {
+				spec.Memory, spec.Hostname, spec.Guest.Env = true, name, map[string]string{"CHILD": name}
+			})
+			want(child, name)
+			if got := sh(t, child, "echo $CHILD"); got != name {
+				t.Errorf("its environment has %q", got)
+			}
+			sh(t, child, fmt.Sprintf("echo %d >/more.new; mv /more.new /more; while test -e /more; do sleep 0.01; done", (i+1)*1000000))
+			ids = append(ids, sh(t, child, identity))
+			if id := ids[i]; sharesLine(id, own) {
+				t.Errorf("of the new one %q, of the old one %q", id, own)
+			}
+			children = append(children, child)
+		}
+		if sharesLine(ids[0], ids[1]) {
+			t.Errorf("two of one snapshot: %q and %q", ids[0], ids[1])
+		}
+		for i, child := range children { // each its own way
+			if n, _ := strconv.Atoi(counts(child)); n/1000000 != i+1 {
+				t.Errorf("child %d counts %d", i, n)
+			}
+			eventually(t, patience, func() error {
+				if r, err := Shell(testContext(t), child, "cat /rang"); err != nil || r.Output != "rang\n" {
+					return fmt.Errorf("the timer: %+v, %w", r, err)
+				}
+				return nil
+			})
+		}
+		// The same one goes on as itself, also when it was frozen when it was saved.
+		if err := children[0].Pause(testContext(t)); err != nil {
+			t.Fatal(err)
+		}
+		dir = t.TempDir()
+		if _, err := children[0].Snapshot(testContext(t), dir, true); err != nil {
+			t.Fatal(err)
+		}
+		if status, err := children[0].Status(testContext(t)); err != nil || status.State != berm.Paused {
+			t.Errorf("%+v, %v", status, err)
+		}
+		kill(t, children[0])
+		again := create(t, h, from(dir), func(spec *berm.Spec) { spec.ID, spec.Memory, spec.Hostname = children[0].ID(), true, "left" })
+		want(again, "left")
+		if id := sh(t, again, identity); id != ids[0] {
+			t.Errorf("it was %q, and is %q", ids[0], id)
+		}
+		// Its files alone begin anew.
+		files := create(t, h, from(dir))
+		if got := sh(t, files, "cat /rang; kill -0 $(cat /pid) 2>/dev/null || echo dead"); got != "rang\ndead" {
+			t.Errorf("with files alone: %q", got)
 		}
 	}},
 	{name: "SnapshotRefused", needs: []Feature{Snapshot}, run: func(t *testing.T, h Harness) {

@@ -5,6 +5,7 @@ package fake
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -24,6 +25,8 @@ type Host struct {
 	Agent func(spec berm.Spec) http.Handler
 	// CreateDelay is how long a creation takes.
 	CreateDelay time.Duration
+	// Memory has snapshots keep memory, of which there is none.
+	Memory bool
 
 	mu        sync.Mutex
 	sandboxes map[berm.SandboxID]*inmate
@@ -49,7 +52,7 @@ func (d *Driver) Level() berm.Level { return berm.Namespace }
 
 // Probe finds everything.
 func (d *Driver) Probe(context.Context) berm.Probe {
-	return berm.Probe{Level: d.Level(), Usable: true, Features: []berm.Feature{{Name: "memory", Found: true, Required: true}}}
+	return berm.Probe{Level: d.Level(), Usable: true, Memory: d.host.Memory, Features: []berm.Feature{{Name: "memory", Found: true, Required: true}}}
 }
 
 // inmate is one sandbox. It is the wall of its own machine.
@@ -94,6 +97,11 @@ func check(spec berm.Spec) error {
 	if spec.From != "" {
 		if _, err := os.Stat(filepath.Join(spec.From, "saved")); err != nil {
 			return berm.Errorf(berm.NotFound, "the snapshot is not there: %w", err)
+		}
+	}
+	if spec.Memory {
+		if _, err := os.Stat(filepath.Join(spec.From, "memory")); err != nil {
+			return berm.Errorf(berm.NotFound, "the memory is not there: %w", err)
 		}
 	}
 	for _, layer := range spec.Layers {
@@ -218,6 +226,12 @@ func (i *inmate) Snapshot(dir string) (berm.Saved, error) {
 
 // Version is always the same, as nothing is written.
 func (i *inmate) Version() (string, error) { return "1", nil }
+// Checkpoint leaves a mark that there is memory.
+func (i *inmate) Checkpoint(dir string) (berm.Saved, error) {
+	saved, err := i.Snapshot(dir)
+	saved.Memory = true
+	return saved, errors.Join(err, os.WriteFile(filepath.Join(dir, "memory"), nil, 0o600))
+}
 
 func (i *inmate) Freeze() error { return nil }
 func (i *inmate) Thaw() error   { return nil }
@@ -403,10 +417,10 @@ func (s *sandbox) Snapshot(_ context.Context, dir string, memory bool) (berm.Sav
 	if err := s.gone(); err != nil {
 		return berm.Saved{}, err
 	}
-	if memory {
+	if memory && !s.i.host.Memory {
 		return berm.Saved{}, berm.Errorf(berm.Unsupported, "a fake sandbox has no memory to save")
 	}
-	return s.i.machine.Snapshot(dir)
+	return s.i.machine.Snapshot(dir, memory)
 }
 
 func (s *sandbox) Version(context.Context) (string, error) {

@@ -91,6 +91,16 @@ const setUp = capability.Inside | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETPCAP
 // wall is what init, runsc and the monitor are told, and the policy that it amounts to.
 func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order, error) {
 	order := launch.Order{Limits: spec.Limits}
+	made := d.manifest(f, spec)
+	var from manifest
+	if spec.Memory {
+		var err error
+		if from, err = d.saved(spec, made); err != nil {
+			return order, err
+		}
+		made.Init, made.Agent = from.Init, from.Agent
+	}
+	init, agent := d.program(made.Init, embedded.Init), d.program(made.Agent, embedded.Guest)
 	for _, layer := range spec.Layers {
 		order.Trees = append(order.Trees, launch.Tree{Path: layer.Path})
 	}
@@ -112,10 +122,10 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 		)
 	}
 	steps = append(steps, plan.Step{Op: plan.Mkdir, Target: "/etc", Flags: 0o755})
-	for _, file := range wall.Identity(spec.Hostname, spec.Link) {
-		steps = append(steps, plan.Step{Op: plan.File, Target: "/etc/" + file[0], Flags: 0o644, Data: file[1]})
-	}
+	identity := identity(spec)
+	steps = append(steps, identity...)
 	steps = append(steps,
+		plan.Step{Op: plan.Bind, Source: bootID, Target: "/proc/sys/kernel/random/boot_id", Flags: unix.MS_RDONLY},
 		plan.Step{Op: plan.Bounding, Flags: uint64(capability.Inside)},
 		plan.Step{Op: plan.Capabilities, Flags: uint64(capability.Inside)})
 	order.Plan = plan.Encode(steps)
@@ -127,8 +137,8 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 		Hostname: spec.Hostname,
 		Root:     &specs.Root{Path: launch.StageRoot},
 		Process: &specs.Process{
-			Args: []string{launch.Programs + "/" + filepath.Base(d.init)}, Cwd: "/",
-			Env:             []string{plan.AgentVariable + "=" + launch.Programs + "/" + filepath.Base(d.agent), "GOGC=off", "GOMAXPROCS=1"},
+			Args: []string{launch.Programs + "/" + filepath.Base(init)}, Cwd: "/",
+			Env:             []string{plan.AgentVariable + "=" + launch.Programs + "/" + filepath.Base(agent), "GOGC=off", "GOMAXPROCS=1"},
 			Capabilities:    &specs.LinuxCapabilities{Bounding: rights, Effective: rights, Permitted: rights},
 			NoNewPrivileges: !spec.Setuid,
 			Rlimits: []specs.POSIXRlimit{
@@ -160,7 +170,16 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 	if err != nil {
 		return order, berm.Errorf(berm.Internal, "spec of runsc: %w", err)
 	}
-	order.GVisor = &launch.GVisor{Runsc: f.runsc, Flags: f.flags(spec.Link), Init: d.init, Agent: d.agent, Spec: raw}
+	order.GVisor = &launch.GVisor{Runsc: f.runsc, Flags: f.flags(spec.Link), Init: init, Agent: agent, Spec: raw}
+	if order.GVisor.Manifest, err = json.Marshal(made); err != nil {
+		return order, berm.Errorf(berm.Internal, "manifest: %w", err)
+	}
+	if spec.Memory {
+		order.GVisor.From = &launch.Memory{Directory: filepath.Join(spec.From, launch.SavedMemory)}
+		if from.ID != spec.ID { // else it is the same one that goes on
+			order.GVisor.From.Renew = plan.Encode(identity)
+		}
+	}
 	if spec.Setuid {
 		order.GVisor.Flags = append(order.GVisor.Flags, "--allow-suid")
 	}

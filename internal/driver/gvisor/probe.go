@@ -44,6 +44,7 @@ func (f found) flags(linked bool) []string {
 	return []string{
 		"--platform=" + f.platform, "--network=" + network, "--ignore-cgroups", "--overlay2=none",
 		"--host-settings=ignore", "--control-rpc-stop-timeout=0",
+		"--restore-spec-validation=ignore", // a copy has other ids on the host; what matters is in the manifest
 	}
 }
 
@@ -67,7 +68,7 @@ func Probe(ctx context.Context, host berm.Probe, config Config) berm.Probe {
 func probe(host berm.Probe, f found) berm.Probe {
 	// It starts many times slower, and what runs inside is not recorded: nobody gets that who
 	// did not ask for it.
-	p := berm.Probe{Level: berm.GVisor, Usable: host.Usable && f.err == nil, ByName: true, Features: f.features, Unlimited: host.Unlimited, Degraded: host.Degraded}
+	p := berm.Probe{Level: berm.GVisor, Usable: host.Usable && f.err == nil, ByName: true, Features: f.features, Unlimited: host.Unlimited, Degraded: host.Degraded, Memory: true, Unsaved: host.Unsaved}
 	p.Features = append(p.Features, berm.Feature{
 		Name: "namespace level", Found: host.Usable, Required: true,
 		Detail: "its monitor, disk and control group", Fix: "see what is missing there",

@@ -457,6 +457,10 @@ func (d *Driver) order(spec berm.Spec, wall Wall) (launch.Order, error) {
 
 // wall is that of the namespace level.
 func (d *Driver) wall(spec berm.Spec, upper launch.Upper) (launch.Order, error) {
+	if spec.Memory {
+		return launch.Order{}, berm.Errorf(berm.Unsupported, "processes cannot go on from memory that was saved at this level").
+			WithHint("begin with the files alone")
+	}
 	set, err := wall.Plan(wall.Config{
 		IDs: d.host.ids(spec), Limits: spec.Limits, Profile: spec.Profile, Hostname: spec.Hostname, Setuid: spec.Setuid,
 		Capabilities: capability.Inside,

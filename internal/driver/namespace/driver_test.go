@@ -85,7 +85,7 @@ func harness(t *testing.T, root string) drivertest.Harness {
 	h := drivertest.Harness{
 		Driver:  d,
 		Reopen:  func(t *testing.T) berm.Driver { return newDriver(t, config) },
-		Missing: map[drivertest.Feature]string{},
+		Missing: map[drivertest.Feature]string{drivertest.Memory: "processes of the host's kernel are not saved"},
 		Scope:   leak.Scope{Dirs: []string{filepath.Join(config.Data, "sandboxes")}},
 		Monitor: drivertest.Monitor,
 		Init: func(t *testing.T, id berm.SandboxID) int {

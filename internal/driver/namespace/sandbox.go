@@ -212,19 +212,18 @@ func (s *sandbox) Policy(ctx context.Context) (berm.Policy, error) { return s.cl
 
 // Snapshot has the monitor save the disk, and waits until it is on the host's.
 func (s *sandbox) Snapshot(ctx context.Context, dir string, memory bool) (berm.Saved, error) {
-	if memory {
-		return berm.Saved{}, berm.Errorf(berm.Unsupported, "only files are kept here: processes and their memory cannot be saved").
-			WithHint("leave memory out: no level keeps it yet")
-	}
 	if err := s.driver.room(); err != nil {
 		return berm.Saved{}, err
 	}
-	saved, err := s.client.Snapshot(ctx, dir)
+	saved, err := s.client.Snapshot(ctx, dir, memory)
 	if err != nil {
 		return berm.Saved{}, err
 	}
-	for _, path := range []string{filepath.Join(dir, launch.SavedDisk), dir} {
-		f, err := os.Open(path)
+	if memory && !saved.Memory {
+		return berm.Saved{}, berm.Errorf(berm.Unsupported, "an earlier version made this sandbox: its memory cannot be saved")
+	}
+	for _, name := range launch.Files(memory) {
+		f, err := os.Open(filepath.Join(dir, name))
 		if err == nil {
 			err = errors.Join(f.Sync(), f.Close())
 		}

@@ -95,6 +95,11 @@ func (c *Config) Init(data []byte) error {
 		}
 		merge(next, cur)
 	}
+	return c.become(next)
+}
+
+// become makes a configuration the current one. The caller holds the lock.
+func (c *Config) become(next *berm.GuestConfig) error {
 	if err := c.trustAuthority(next); err != nil {
 		return err
 	}
@@ -106,6 +111,22 @@ func (c *Config) Init(data []byte) error {
 	c.writeIDs(next)
 	c.cur.Store(next)
 	return nil
+}
+
+// Renew takes the configuration in file, with all that it leaves out, in the place of the one
+// that was: the agent goes on as that of another sandbox.
+func (c *Config) Renew(file *os.File) error {
+	data, err := io.ReadAll(io.LimitReader(file, maxConfig+1))
+	if err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	next, err := parse(data)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.become(next)
 }
 
 // merge fills what next leaves out from cur.

@@ -11,8 +11,10 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"maps"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"syscall"
@@ -171,9 +173,19 @@ func splice(a, b net.Conn) {
 	b.Close()
 }
 
+// The messages through which connections come that somebody else accepted, and what is to be
+// done about them: one byte each.
+const (
+	messageConnection = 1 // with the descriptor of one
+	messageRelease    = 2 // close all that came; answered by the same when it is done
+	messageRenew      = 3 // with the descriptor of a new configuration; answered likewise
+)
+
 // File makes the listener of an inherited descriptor: a listening socket, or a connected one
 // (SOCK_SEQPACKET) through which connections that somebody else accepted come as descriptors.
-func File(fd uintptr) (net.Listener, error) {
+// Through that one the agent is also told to close them, before its memory is saved, and gets
+// another configuration, which renew takes, when it goes on as another sandbox's.
+func File(fd uintptr, renew func(*os.File) error) (net.Listener, error) {
 	f := os.NewFile(fd, "agent.sock")
 	defer f.Close() // what is made of it has a copy
 	if _, err := syscall.Getpeername(int(fd)); err != nil {
@@ -183,16 +195,36 @@ func File(fd uintptr) (net.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	return received{c.(*net.UnixConn)}, nil
+	return &received{UnixConn: c.(*net.UnixConn), renew: renew, open: map[*receivedConn]bool{}}, nil
 }
 
 // received is a listener whose connections are received.
-type received struct{ *net.UnixConn }
+type received struct {
+	*net.UnixConn
+	renew func(*os.File) error
 
-func (r received) Addr() net.Addr { return r.LocalAddr() }
+	mu   sync.Mutex
+	open map[*receivedConn]bool
+}
+
+// receivedConn is a connection that is closed with all others.
+type receivedConn struct {
+	*net.UnixConn
+	from *received
+}
+
+// Close closes it for good: the descriptor is gone when it returns.
+func (c *receivedConn) Close() error {
+	c.from.mu.Lock()
+	delete(c.from.open, c)
+	c.from.mu.Unlock()
+	return c.UnixConn.Close()
+}
+
+func (r *received) Addr() net.Addr { return r.LocalAddr() }
 
 // Accept returns the next connection.
-func (r received) Accept() (net.Conn, error) {
+func (r *received) Accept() (net.Conn, error) {
 	for b, rights := make([]byte, 1), make([]byte, syscall.CmsgSpace(4)); ; {
 		n, size, _, _, err := r.ReadMsgUnix(b, rights)
 		if err != nil {
@@ -201,20 +233,43 @@ func (r received) Accept() (net.Conn, error) {
 		if n == 0 {
 			return nil, io.EOF
 		}
-		parts, err := syscall.ParseSocketControlMessage(rights[:size])
-		if err != nil || len(parts) != 1 {
-			continue // the connection was lost for want of descriptors
+		var f *os.File // lost for want of descriptors, or none was sent
+		if parts, err := syscall.ParseSocketControlMessage(rights[:size]); err == nil && len(parts) == 1 {
+			if fds, err := syscall.ParseUnixRights(&parts[0]); err == nil && len(fds) == 1 {
+				f = os.NewFile(uintptr(fds[0]), "received")
+			}
 		}
-		fds, err := syscall.ParseUnixRights(&parts[0])
-		if err != nil || len(fds) != 1 {
-			continue
+		switch {
+		case b[0] == messageRelease:
+			r.release()
+			_, _ = r.Write(b)
+		case b[0] == messageRenew && f != nil:
+			if r.renew(f) == nil {
+				_, _ = r.Write(b)
+			}
+		case b[0] == messageConnection && f != nil:
+			c, err := net.FileConn(f)
+			f.Close()
+			if unix, ok := c.(*net.UnixConn); ok && err == nil {
+				conn := &receivedConn{UnixConn: unix, from: r}
+				r.mu.Lock()
+				r.open[conn] = true
+				r.mu.Unlock()
+				return conn, nil
+			}
 		}
-		f := os.NewFile(uintptr(fds[0]), "connection")
-		c, err := net.FileConn(f)
-		f.Close()
-		if err != nil {
-			continue
+		if f != nil {
+			f.Close()
 		}
-		return c, nil
+	}
+}
+
+// release closes every connection.
+func (r *received) release() {
+	r.mu.Lock()
+	conns := slices.Collect(maps.Keys(r.open))
+	r.mu.Unlock()
+	for _, c := range conns {
+		_ = c.Close()
 	}
 }

@@ -21,6 +21,9 @@ import (
 // firstTree is where the descriptors of trees are while init executes itself again.
 const firstTree = 100
 
+// control is the socket to the monitor.
+var control = plan.Control
+
 // treesVariable tells the second execution how many there are.
 const treesVariable = "TREES"
 
@@ -30,6 +33,11 @@ func Main() {
 	setName()
 	text, _ := syscall.Getenv(treesVariable)
 	trees, _ := strconv.Atoi(text)
+	agent, ownKernel := syscall.Getenv(plan.AgentVariable)
+	var listen int
+	if ownKernel {
+		listen = takeStreams()
+	}
 	for {
 		message, fds := receive()
 		switch message[0] {
@@ -49,11 +57,11 @@ func Main() {
 				unix.CloseOnExec(firstTree + i)
 				fds = append(fds, firstTree+i)
 			}
+			if ownKernel && len(fds) == 1 {
+				fds = adopt(agent, listen, fds[0])
+			}
 			if len(fds) < plan.FDCount {
 				fail("plan", "", unix.EINVAL)
-			}
-			if path, ok := syscall.Getenv(plan.AgentVariable); ok {
-				adopt(path, fds)
 			}
 			setUp(message[1:], fds[plan.FDCount:])
 			serve(fds[:plan.FDCount])
@@ -134,13 +142,16 @@ func becomeRoot(trees int) {
 // the monitor is gone.
 func receive() ([]byte, []int) {
 	message := make([]byte, plan.MaxMessage)
-	control := make([]byte, unix.CmsgSpace(4*plan.MaxFDs))
-	n, controlLen, _, _, err := unix.Recvmsg(plan.Control, message, control, unix.MSG_CMSG_CLOEXEC)
+	rights := make([]byte, unix.CmsgSpace(4*plan.MaxFDs))
+	n, size, _, _, err := unix.Recvmsg(control, message, rights, unix.MSG_CMSG_CLOEXEC)
+	for err == unix.EINTR {
+		n, size, _, _, err = unix.Recvmsg(control, message, rights, unix.MSG_CMSG_CLOEXEC)
+	}
 	if err != nil || n == 0 {
 		unix.Exit(1)
 	}
 	var fds []int
-	if parts, err := unix.ParseSocketControlMessage(control[:controlLen]); err == nil && len(parts) == 1 {
+	if parts, err := unix.ParseSocketControlMessage(rights[:size]); err == nil && len(parts) == 1 {
 		fds, _ = unix.ParseUnixRights(&parts[0])
 	}
 	return message[:n], fds
@@ -148,20 +159,42 @@ func receive() ([]byte, []int) {
 
 // tell sends one message to the monitor. Nobody is left to hear when it fails.
 func tell(kind byte, text string) {
-	_ = unix.Send(plan.Control, append([]byte{kind}, text...), unix.MSG_NOSIGNAL)
+	_ = unix.Send(control, append([]byte{kind}, text...), unix.MSG_NOSIGNAL)
 }
 
-// adopt replaces descriptors of the host's kernel by such of the sandbox's own: the agent's
-// executable and its configuration.
-func adopt(agent string, fds []int) {
-	config, err := unix.MemfdCreate("config", unix.MFD_CLOEXEC)
+// takeStreams takes the sockets that init was started with as standard streams away from there,
+// and returns the one for the agent.
+func takeStreams() (listen int) {
+	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {
+		fail("open", "/dev/null", err)
+	}
+	for stream, fd := range []*int{&control, &listen} {
+		// Any free number: the runtime may have taken the next ones.
+		if *fd, err = unix.FcntlInt(uintptr(stream), unix.F_DUPFD_CLOEXEC, 3); err != nil {
+			fail("streams", "", err)
+		}
+	}
+	for stream := range 3 {
+		if err := unix.Dup2(null, stream); err != nil {
+			fail("streams", "", err)
+		}
+	}
+	_ = unix.Close(null)
+	return listen
+}
+
+// adopt makes the descriptors of a plan such of the sandbox's own kernel. config is the host's.
+func adopt(agent string, listen, config int) []int {
+	fds := make([]int, plan.FDCount)
+	var err error
+	if fds[plan.FDConfig], err = unix.MemfdCreate("config", unix.MFD_CLOEXEC); err != nil {
 		fail("agent", "configuration", err)
 	}
 	for b := make([]byte, 1<<16); ; {
-		n, err := unix.Read(fds[plan.FDConfig], b)
+		n, err := unix.Read(config, b)
 		if err == nil && n > 0 {
-			_, err = unix.Write(config, b[:n])
+			_, err = unix.Write(fds[plan.FDConfig], b[:n])
 		}
 		if err != nil {
 			fail("agent", "configuration", err)
@@ -170,14 +203,42 @@ func adopt(agent string, fds []int) {
 			break
 		}
 	}
-	executable, err := unix.Open(agent, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
+	_ = unix.Close(config)
+	if fds[plan.FDAgent], err = unix.Open(agent, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
 		fail("open", agent, err)
 	}
-	for slot, fd := range map[int]int{plan.FDConfig: config, plan.FDAgent: executable} {
-		_ = unix.Close(fds[slot])
-		fds[slot] = fd
+	var ready [2]int
+	if err := unix.Pipe2(ready[:], unix.O_CLOEXEC); err != nil {
+		fail("agent", "pipe", err)
 	}
+	go func() {
+		for b := make([]byte, 1); ; {
+			n, err := unix.Read(ready[0], b)
+			if n == 1 {
+				tell(plan.Ready, "")
+			} else if err != unix.EINTR {
+				return
+			}
+		}
+	}()
+	fds[plan.FDListen], fds[plan.FDReady] = listen, ready[1]
+	return fds
+}
+
+// renew gives the sandbox the identity that steps make.
+func renew(encoded []byte) {
+	steps, err := plan.Decode(encoded)
+	if err != nil {
+		tell(plan.Failed, "another identity: "+err.Error())
+		return
+	}
+	for _, s := range steps {
+		if err := do(s, nil); err != nil {
+			tell(plan.Failed, s.Op.String()+" "+s.Target+": "+err.Error())
+			return
+		}
+	}
+	tell(plan.Renewed, "")
 }
 
 // fail reports a step that could not be done and ends the sandbox.
@@ -255,11 +316,9 @@ func serve(fds []int) {
 	// The parent death signal ends init with its monitor; the end of the socket
 	// does too, should the kernel have cleared the signal.
 	go func() {
-		var b [1]byte
 		for {
-			n, err := unix.Read(plan.Control, b[:])
-			if n == 0 || (err != nil && err != unix.EINTR) {
-				unix.Exit(1)
+			if message, _ := receive(); message[0] == plan.Renew {
+				renew(message[1:])
 			}
 		}
 	}()

@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
 	"github.com/berm-sandbox/berm/internal/monitor"
@@ -31,6 +30,16 @@ type GVisor struct {
 	Init  string          `json:"init"`
 	Agent string          `json:"agent"`
 	Spec  json.RawMessage `json:"spec"` // of the OCI runtime; its paths are those of Stage
+	// Manifest is kept with the memory of this sandbox when that is saved.
+	Manifest json.RawMessage `json:"manifest"`
+	// From has the sandbox go on with memory that was saved; nil begins with init.
+	From *Memory `json:"from,omitempty"`
+}
+
+// Memory is that of a sandbox that was saved.
+type Memory struct {
+	Directory string `json:"directory"`       // SavedMemory of a snapshot, absolute
+	Renew     []byte `json:"renew,omitempty"` // steps for another identity; see plan.Renew
 }
 
 // The stage is all that runsc sees of the host: a root of its own, in memory. The paths
@@ -45,6 +54,7 @@ const (
 	stageLog    = "run/log"
 	stageUpper  = "tree/upper"
 	stageBase   = "tree/base"
+	stageMemory = "memory"
 	// stageSize is room for what runsc writes: its state, and what it logs.
 	stageSize = "8m"
 )
@@ -80,6 +90,11 @@ func (s *Sandbox) startGVisor() error {
 		return err
 	}
 	defer theirs.Close()
+	connections, err := s.passConnections()
+	if err != nil {
+		return err
+	}
+	defer connections.Close()
 	// Whoever ends while the monitor waits is its child from now on; else the first process
 	// of the machine would have to wait for them.
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
@@ -101,7 +116,7 @@ func (s *Sandbox) startGVisor() error {
 			if err := s.stage(userns, network, trees); err != nil {
 				return err
 			}
-			return s.runsc(theirs, group)
+			return s.runsc(theirs, connections, group)
 		})
 		started <- err
 		if err == nil {
@@ -203,6 +218,11 @@ func (s *Sandbox) stage(userns, network *os.File, trees []*os.File) error {
 	if err := show(fmt.Sprintf("/proc/self/fd/%d", network.Fd()), StageNetwork[1:], 0, nil); err != nil {
 		return err
 	}
+	if g.From != nil {
+		if err := showDirectory(g.From.Directory, stageMemory); err != nil {
+			return err
+		}
+	}
 	if err := s.overlay(trees); err != nil {
 		return err
 	}
@@ -239,6 +259,22 @@ func show(source, target string, attr uint64, ids *os.File) error {
 		if err := mount.IDMap(int(tree.Fd()), int(ids.Fd())); err != nil {
 			return err
 		}
+	}
+	return mount.Attach(int(tree.Fd()), unix.AT_FDCWD, target)
+}
+
+// showDirectory attaches a directory of the host to a new one of the stage, to be read.
+func showDirectory(source, target string) error {
+	if err := unix.Mkdir(target, 0o700); err != nil {
+		return fault("make the stage", err)
+	}
+	tree, err := file(mount.Clone(unix.AT_FDCWD, source, false))
+	if err != nil {
+		return err
+	}
+	defer tree.Close()
+	if err := mount.SetAttr(int(tree.Fd()), mount.ReadOnly|mount.NoSuid|mount.NoDev|mount.NoExec, 0, false); err != nil {
+		return err
 	}
 	return mount.Attach(int(tree.Fd()), unix.AT_FDCWD, target)
 }
@@ -293,18 +329,25 @@ func (s *Sandbox) overlay(trees []*os.File) error {
 
 // runsc starts runsc in the control group. It ends with this thread, and with it all that
 // it started.
-func (s *Sandbox) runsc(control, group *os.File) error {
+func (s *Sandbox) runsc(control, connections, group *os.File) error {
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		return fault("open null device", err)
 	}
 	defer null.Close()
 	argv := append([]string{"runsc", "--root=/" + stageState, "--log=/" + stageLog}, s.order.GVisor.Flags...)
-	argv = append(argv, "run", "--pass-fd=3:"+strconv.Itoa(plan.Control), "--bundle=/"+stageBundle, string(s.order.ID))
+	if s.order.GVisor.From == nil {
+		argv = append(argv, "run")
+	} else {
+		argv = append(argv, "restore", "--image-path=/"+stageMemory)
+	}
+	argv = append(argv, "--bundle=/"+stageBundle, string(s.order.ID))
 	pidfd := -1
 	attr := &syscall.ProcAttr{
 		Dir: "/", Env: []string{},
-		Files: []uintptr{null.Fd(), null.Fd(), null.Fd(), control.Fd()},
+		// gVisor gives standard streams the same numbers when it goes on from memory, and so
+		// finds sockets again that are such (startingStdioFD in runsc/boot).
+		Files: []uintptr{control.Fd(), connections.Fd(), null.Fd()},
 		Sys:   &syscall.SysProcAttr{Setsid: true, Pdeathsig: unix.SIGKILL, PidFD: &pidfd},
 	}
 	if group != nil {
@@ -361,24 +404,27 @@ func (s *Sandbox) passConnections() (theirs *os.File, err error) {
 		theirs.Close()
 		return nil, fault("socket pair", err)
 	}
+	s.pipe = pipe.(*net.UnixConn)
+	return theirs, nil
+}
+
+// serveConnections begins to hand them on.
+func (s *Sandbox) serveConnections() (err error) {
 	s.agentSocket, err = listen(monitor.AgentFile, func(conn *net.UnixConn) {
 		defer conn.Close()
 		raw, err := conn.SyscallConn()
 		if err != nil {
 			return
 		}
+		s.passing.Lock()
+		defer s.passing.Unlock()
 		// The agent may have stopped taking them; whoever connected gives up by itself.
-		_ = pipe.SetWriteDeadline(time.Now().Add(5 * time.Second))
+		_ = s.pipe.SetWriteDeadline(time.Now().Add(5 * time.Second))
 		_ = raw.Control(func(fd uintptr) {
-			_, _, _ = pipe.(*net.UnixConn).WriteMsgUnix([]byte{1}, unix.UnixRights(int(fd)), nil)
+			_, _, _ = s.pipe.WriteMsgUnix([]byte{agentConnection}, unix.UnixRights(int(fd)), nil)
 		})
 	})
-	if err != nil {
-		pipe.Close()
-		theirs.Close()
-		return nil, err
-	}
-	return theirs, nil
+	return err
 }
 
 // lastWords are the end of what runsc logged: why it could not start.

@@ -52,9 +52,13 @@ type Sandbox struct {
 	claim       *claim.File // nil when nothing is claimed
 
 	// Of runsc, where that is what pid and pidfd name.
-	root   *os.File        // of its stage
-	ended  chan struct{}   // closed when status is set and nothing of it is left
-	status unix.WaitStatus //
+	root    *os.File        // of its stage
+	ended   chan struct{}   // closed when status is set and nothing of it is left
+	status  unix.WaitStatus //
+	pipe    *net.UnixConn   // to the agent, which gets its connections through it
+	passing sync.Mutex      // held while something is sent through it, and while memory is saved
+	serving *os.File        // the write end of ready: init says which agents serve
+	renewed chan struct{}   // gets what init says about its identity
 
 	mu       sync.Mutex
 	degraded []string
@@ -70,7 +74,7 @@ const initUnready = 30 * time.Second
 // and returns when its agent serves. It must be called on the thread that lives as long as the process:
 // init dies with it. When it fails nothing is left.
 func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err error) {
-	s := &Sandbox{order: order, init: FDInit, onAgent: func() {}}
+	s := &Sandbox{order: order, init: FDInit, onAgent: func() {}, renewed: make(chan struct{}, 1)}
 	cu := cleanup.Make(s.close)
 	defer cu.Clean()
 
@@ -162,13 +166,31 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 			return nil, err
 		}
 	}
-	if err := s.send(plan.SetUp, order.Plan, fds); err != nil {
-		return nil, s.explain(err)
-	}
-	if err := s.awaitAgent(ctx); err != nil {
-		return nil, err
+	if order.GVisor != nil && order.GVisor.From != nil {
+		go s.listen(make(chan struct{}))
+		if err := s.renew(); err != nil {
+			return nil, err
+		}
+		go s.countAgents()
+	} else {
+		if order.GVisor != nil {
+			err = s.send(plan.SetUp, order.Plan, fds[plan.FDConfig:plan.FDConfig+1])
+		} else {
+			err = s.send(plan.SetUp, order.Plan, fds)
+		}
+		if err != nil {
+			return nil, s.explain(err)
+		}
+		if err := s.awaitAgent(ctx); err != nil {
+			return nil, err
+		}
 	}
 	monitor.Trace("agent ready")
+	if order.GVisor != nil {
+		if err := s.serveConnections(); err != nil {
+			return nil, err
+		}
+	}
 	if order.Link {
 		if err := s.serveLink(); err != nil {
 			return nil, err
@@ -451,14 +473,6 @@ func (s *Sandbox) enterAsUser() error {
 // channels makes what connects the agent with the outside.
 func (s *Sandbox) channels(fds []*os.File) error {
 	var err error
-	if s.order.GVisor != nil {
-		fds[plan.FDListen], err = s.passConnections()
-	} else {
-		fds[plan.FDListen], err = s.listenForAgent()
-	}
-	if err != nil {
-		return err
-	}
 	if fds[plan.FDConfig], err = memfd("config", s.order.Config); err != nil {
 		return fault("agent configuration", err)
 	}
@@ -466,7 +480,14 @@ func (s *Sandbox) channels(fds []*os.File) error {
 	if r, w, err = os.Pipe(); err != nil {
 		return fault("pipe", err)
 	}
+	if s.order.GVisor != nil { // see plan.AgentVariable
+		s.ready, s.serving = r, w
+		return nil
+	}
 	s.ready, fds[plan.FDReady] = r, w
+	if fds[plan.FDListen], err = s.listenForAgent(); err != nil {
+		return err
+	}
 	agent, err := unix.FcntlInt(FDAgent, unix.F_DUPFD_CLOEXEC, 0)
 	if err != nil {
 		return fault("agent executable", err)
@@ -603,6 +624,15 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 		switch message[0] {
 		case plan.Started:
 			monitor.Trace("agent started by init")
+		case plan.Ready:
+			if s.serving != nil {
+				_, _ = s.serving.Write(message[:1])
+			}
+		case plan.Renewed:
+			select {
+			case s.renewed <- struct{}{}:
+			default:
+			}
 		case plan.Failed:
 			s.failure = text
 		case plan.AgentLost:
@@ -896,7 +926,10 @@ func (s *Sandbox) close() {
 	s.mu.Lock()
 	kept := s.kept
 	s.mu.Unlock()
-	for _, f := range []*os.File{s.control, s.ready, s.link, s.upper, s.image, s.pidfd, s.root, kept} {
+	if s.pipe != nil {
+		s.pipe.Close()
+	}
+	for _, f := range []*os.File{s.control, s.ready, s.serving, s.link, s.upper, s.image, s.pidfd, s.root, kept} {
 		if f != nil {
 			f.Close()
 		}

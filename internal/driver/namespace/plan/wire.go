@@ -14,8 +14,10 @@ const (
 )
 
 // AgentVariable is, in the environment of init, the path of the agent's executable where init
-// runs on a kernel of the sandbox's own, which executes no memory file of the host's: it takes
-// that instead of FDAgent, and keeps the configuration in a memory file of its own.
+// runs on a kernel of the sandbox's own. That executes no memory file of the host's, and saves
+// with its memory no descriptors of the host's but the standard streams: so there the socket to
+// the monitor is descriptor 0, the one for the agent 1, of those that come with a plan only
+// FDConfig is used, whose content init copies, and agents report to init, which says Ready.
 const AgentVariable = "AGENT"
 
 // MaxFDs is how many descriptors come with a plan at most: SCM_MAX_FD of the kernel.
@@ -38,6 +40,9 @@ const (
 	SetUp = 's'
 	// Signal: one byte, the number of a signal for the command.
 	Signal = 'k'
+	// Renew: steps that give a sandbox another identity, when its memory goes on as another one;
+	// answered with Renewed. Only on a kernel of its own.
+	Renew = 'i'
 )
 
 // Whether a tree can be written.
@@ -57,4 +62,6 @@ const (
 	AgentLost = 'a' // text: how the agent ended; init starts it again
 	Lowered   = 'l' // text: what the kernel did not grant
 	LinkMade  = 'n' // with one descriptor: the other end of the link
+	Ready     = 'r' // on a kernel of the sandbox's own: the agent serves
+	Renewed   = 'i' // the identity is the new one
 )

@@ -1,0 +1,212 @@
+package launch
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/monitor"
+)
+
+// SavedMemory is the directory of a snapshot that has what gVisor saves of its kernel and of the
+// memory of programs, and Manifest beside it.
+const SavedMemory = "memory"
+
+// Manifest is the file in SavedMemory with GVisor.Manifest of the sandbox that was saved.
+const Manifest = "berm.json"
+
+// The files that gVisor saves, in the order in which it takes them
+// (runsc/sandbox.createSaveFiles, pkg/sentry/state/checkpointfiles).
+var savedMemory = [...]string{"checkpoint.img", "pages_meta.img", "pages.img"}
+
+// Files of a snapshot that have to be on disk before it is one, and their directories, in a
+// snapshot's.
+func Files(memory bool) []string {
+	files := []string{SavedDisk}
+	if memory {
+		files = append(files, filepath.Join(SavedMemory, Manifest))
+		for _, name := range savedMemory {
+			files = append(files, filepath.Join(SavedMemory, name))
+		}
+		files = append(files, SavedMemory)
+	}
+	return append(files, ".")
+}
+
+// Requests to the guest agent through the socket that passes connections; see package ports.
+const (
+	agentConnection = 1
+	agentRelease    = 2
+	agentRenew      = 3
+)
+
+// agentPatience bounds how long the agent may take for one.
+const agentPatience = 5 * time.Second
+
+// Checkpoint saves files and memory, while gVisor lets no program run. Connections to the guest
+// agent end: a descriptor of the host's that came in while it ran is nothing that gVisor can save.
+func (s *Sandbox) Checkpoint(dir string) (saved berm.Saved, err error) {
+	if s.order.GVisor == nil {
+		return saved, berm.Errorf(berm.Unsupported, "only files are kept here: processes and their memory cannot be saved").
+			WithHint("leave memory out, or use a sandbox of level %s", berm.GVisor)
+	}
+	memory := filepath.Join(dir, SavedMemory)
+	if err := os.Mkdir(memory, 0o700); err != nil {
+		return saved, fault("save the memory", err)
+	}
+	if err := os.WriteFile(filepath.Join(memory, Manifest), s.order.GVisor.Manifest, 0o600); err != nil {
+		return saved, fault("save the memory", err)
+	}
+	// Those who connect from now on wait.
+	s.passing.Lock()
+	defer s.passing.Unlock()
+	if err := s.askAgent(agentRelease, nil); err != nil {
+		return saved, err
+	}
+	monitor.Trace("connections released")
+	begin := time.Now()
+	if err := s.call("Pause", struct{}{}, nil); err != nil {
+		return saved, err
+	}
+	size, err := s.saveMemory(memory)
+	if err == nil {
+		monitor.Trace("memory saved")
+		err = failpoint.Hit("launch.memory")
+	}
+	if err == nil {
+		saved, err = s.Snapshot(dir)
+	}
+	if resumed := s.call("Resume", struct{}{}, nil); resumed != nil {
+		// What does not go on is of no use to anybody.
+		s.Kill()
+		err = errors.Join(err, resumed)
+	}
+	saved.Memory, saved.Size, saved.Stopped = true, saved.Size+size, time.Since(begin)
+	return saved, err
+}
+
+// saveMemory has gVisor write what it is and has into a directory.
+func (s *Sandbox) saveMemory(dir string) (size int64, err error) {
+	var files []*os.File
+	defer func() {
+		for _, f := range files {
+			f.Close()
+		}
+	}()
+	for _, name := range savedMemory {
+		f, err := os.OpenFile(filepath.Join(dir, name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+		if err != nil {
+			return 0, fault("save the memory", err)
+		}
+		files = append(files, f)
+	}
+	// control.SaveOpts. Uncompressed, pages are written and read beside the rest.
+	if err := s.call("Checkpoint", map[string]any{"metadata": map[string]string{"compression": "none"}, "have_pages_file": true, "Resume": true}, files); err != nil {
+		return 0, err
+	}
+	for _, f := range files {
+		var stat unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &stat); err != nil {
+			return 0, fault("save the memory", err)
+		}
+		size += stat.Blocks * 512
+	}
+	return size, nil
+}
+
+// callPatience bounds one call to gVisor: much memory takes long to write.
+const callPatience = 4 * time.Minute
+
+// call has gVisor's kernel do something: JSON on its socket, with descriptors (pkg/urpc).
+func (s *Sandbox) call(method string, arg any, files []*os.File) error {
+	failed := func(err error) error {
+		if s.ending.Load() {
+			return berm.Errorf(berm.NotFound, "the sandbox is dead")
+		}
+		return fault("have gVisor do "+method, err)
+	}
+	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s/runsc-%s.sock", s.root.Fd(), stageState, s.order.ID)})
+	if err != nil {
+		return failed(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(callPatience))
+	raw, err := json.Marshal(map[string]any{"method": "containerManager." + method, "arg": arg})
+	if err != nil {
+		return failed(err)
+	}
+	var rights []byte
+	if len(files) > 0 {
+		fds := make([]int, len(files))
+		for i, f := range files {
+			fds[i] = int(f.Fd())
+		}
+		rights = unix.UnixRights(fds...)
+	}
+	if _, _, err := conn.WriteMsgUnix(raw, rights, nil); err != nil {
+		return failed(err)
+	}
+	var answer struct {
+		Success bool
+		Err     string
+	}
+	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
+		return failed(err)
+	}
+	if !answer.Success {
+		return failed(errors.New(answer.Err))
+	}
+	return nil
+}
+
+// askAgent has the guest agent do something about its connections, and waits until it is done.
+// The caller holds passing.
+func (s *Sandbox) askAgent(request byte, file *os.File) error {
+	var rights []byte
+	if file != nil {
+		rights = unix.UnixRights(int(file.Fd()))
+	}
+	_ = s.pipe.SetDeadline(time.Now().Add(agentPatience))
+	defer func() { _ = s.pipe.SetDeadline(time.Time{}) }()
+	_, _, err := s.pipe.WriteMsgUnix([]byte{request}, rights, nil)
+	for answer := []byte{0}; err == nil; {
+		if _, err = s.pipe.Read(answer); err == nil && answer[0] == request {
+			return nil
+		}
+	}
+	return berm.Errorf(berm.Unavailable, "the guest agent does not do what it is asked to (%d): %w", request, err)
+}
+
+// renew gives a sandbox that goes on from memory its own identity, and its agent the
+// configuration.
+func (s *Sandbox) renew() error {
+	if steps := s.order.GVisor.From.Renew; len(steps) > 0 {
+		if err := s.send(plan.Renew, steps, nil); err != nil {
+			return s.explain(err)
+		}
+		select {
+		case <-s.renewed:
+		case <-s.ended:
+			return s.explain(errors.New("gVisor ended"))
+		case <-time.After(initUnready):
+			return s.explain(berm.Errorf(berm.Unavailable, "init does not answer"))
+		}
+	}
+	config, err := memfd("config", s.order.Config)
+	if err != nil {
+		return fault("agent configuration", err)
+	}
+	defer config.Close()
+	s.passing.Lock()
+	defer s.passing.Unlock()
+	return s.askAgent(agentRenew, config)
+}
