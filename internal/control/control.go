@@ -200,7 +200,7 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	switch {
 	case status.State != berm.Paused:
 		s.info.State = berm.Running
-	case s.info.FilesOnly && s.info.State != berm.Paused: // its deadline came while no server ran
+	case s.info.State != berm.Paused && (s.info.FilesOnly || s.keepsMemory()): // its deadline came while no server ran
 		s.info.State, unsaved = berm.Pausing, true
 		s.cut()
 	default:
@@ -225,8 +225,8 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	return nil
 }
 
-// adoptResting makes a session of a sandbox of which files alone are kept. Processes that are
-// still there go: the files are older than what they did in a resume that nobody was told of.
+// adoptResting makes a session of a sandbox that is kept on disk. Processes that are
+// still there go: what is kept is older than what they did in a resume that nobody was told of.
 func (m *Manager) adoptResting(ctx context.Context, s *session) error {
 	if _, err := m.evict(ctx, s.info.ID, berm.ReasonKilled); err != nil {
 		m.Log.Error("ending the processes of a paused sandbox failed", "sandbox", s.info.ID, "error", err)

@@ -38,7 +38,7 @@ func (m *Manager) Fork(ctx context.Context, id berm.SandboxID, count int, timeou
 	if err != nil {
 		return nil, err
 	}
-	build, _, err := s.saveFiles(ctx, memory, "fork")
+	build, saved, err := s.saveNow(ctx, memory || s.keepsMemory(), "fork")
 	if err != nil {
 		m.tell(id, actor, audit.SandboxFork, audit.Failed, err.Error(), nil)
 		return nil, err
@@ -51,7 +51,7 @@ func (m *Manager) Fork(ctx context.Context, id berm.SandboxID, count int, timeou
 	if err != nil {
 		return nil, err
 	}
-	o.saved = build
+	o.saved, o.memory = build, saved.Memory
 	forks := make([]Fork, count)
 	var group errgroup.Group
 	group.SetLimit(forksAtOnce)

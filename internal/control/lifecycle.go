@@ -75,8 +75,9 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 // origin is what a sandbox begins with.
 type origin struct {
 	template berm.Template
-	saved    berm.BuildID   // files to begin with; "" for those of the template
-	from     berm.BuildID   // the snapshot that they are; "" for none
+	saved    berm.BuildID   // what to begin with; "" for the files of the template
+	memory   bool           // it has processes, which go on
+	from     berm.BuildID   // the snapshot that it is; "" for none
 	parent   berm.SandboxID // whose fork it is
 	allowed  *policy.Policy
 	fields   Fields
@@ -94,7 +95,7 @@ func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err e
 		return o, berm.Errorf(berm.Unsupported, "snapshot '%s' is of level %s", r.Template, snap.Level)
 	}
 	r.Level = snap.Level
-	o.template, o.saved, o.from = snap.Template, snap.Build, snap.Build
+	o.template, o.saved, o.memory, o.from = snap.Template, snap.Build, snap.Saved.Memory, snap.Build
 	o.template.ID, o.template.BuildID, o.template.Names = snap.TemplateID, snap.Build, nil
 	if snap.Name != "" {
 		o.template.Names = []string{snap.ID(), snap.Name}
@@ -124,7 +125,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		return Sandbox{}, err
 	}
 	if o.saved != "" {
-		spec.From = m.savedDir(o.saved)
+		spec.From, spec.Memory = m.savedDir(o.saved), o.memory
 	}
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
 		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline, "from": o.from, "parent": o.parent,
@@ -309,8 +310,8 @@ func (m *Manager) Kill(ctx context.Context, id berm.SandboxID, actor audit.Actor
 	return s.kill(ctx, actor)
 }
 
-// Pause stops a running sandbox and keeps its state in memory. Conflict when it is
-// paused, or another caller is pausing it.
+// Pause stops a running sandbox and keeps all of it: on disk where its level can save memory,
+// else by freezing it. Conflict when it is paused, or another caller is pausing it.
 func (m *Manager) Pause(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {
 	return m.pause(ctx, id, false, actor)
 }
@@ -329,7 +330,7 @@ func (m *Manager) DropMemory(ctx context.Context, id berm.SandboxID, actor audit
 		return err
 	}
 	state, err := s.settled(ctx)
-	if err != nil || state != berm.Paused || s.snapshot().SavedAs != "" {
+	if err != nil || state != berm.Paused || s.snapshot().SavedAs != "" && !s.snapshot().SavedMemory {
 		return err
 	}
 	if err := s.begin(berm.Paused, berm.Resuming); err != nil {
@@ -337,7 +338,7 @@ func (m *Manager) DropMemory(ctx context.Context, id berm.SandboxID, actor audit
 	}
 	data := map[string]any{"memory": false}
 	if err = m.emit(id, actor, audit.SandboxPause, audit.OK, "", data); err == nil {
-		if err = s.toFiles(ctx); err != nil {
+		if err = s.dropMemory(ctx); err != nil {
 			m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), data)
 		}
 	}
@@ -530,7 +531,7 @@ func (r *Route) Enter(ctx context.Context) (context.Context, error) {
 	for {
 		s.mu.Lock()
 		state, life := s.info.State, s.life
-		wakes, timeout := s.info.AutoResume && s.info.SavedAs == "", max(s.info.Timeout, minWakeTimeout)
+		wakes, timeout := s.info.AutoResume && (s.info.SavedAs == "" || s.info.SavedMemory), max(s.info.Timeout, minWakeTimeout)
 		s.mu.Unlock()
 		switch {
 		case state == berm.Running:

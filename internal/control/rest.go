@@ -14,14 +14,13 @@ import (
 	"github.com/berm-sandbox/berm/internal/failpoint"
 )
 
-// resting is the handle of a sandbox that is paused without memory: there is nothing of it but
-// its files.
+// resting is the handle of a sandbox that is paused to disk: there is nothing else of it.
 type resting struct{ id berm.SandboxID }
 
 var _ berm.Sandbox = resting{}
 
 func (r resting) err() error {
-	return berm.Errorf(berm.Conflict, "sandbox %s is paused, and only its files are kept", r.id)
+	return berm.Errorf(berm.Conflict, "sandbox %s is paused, and kept on disk alone", r.id)
 }
 
 func (r resting) ID() berm.SandboxID                                 { return r.id }
@@ -52,9 +51,16 @@ func (r resting) Kill(_ context.Context, reason berm.Reason) (berm.Exit, error) 
 	return berm.Exit{Reason: reason, Code: -1, At: time.Now().UTC()}, nil
 }
 
-// toFiles ends the processes of a sandbox that stands still, and keeps its files alone. The
-// session is Pausing before and after. When it fails, the sandbox stands still as before.
-func (s *session) toFiles(ctx context.Context) error {
+// keepsMemory says whether a pause puts the memory of the sandbox on disk, as its level can.
+func (s *session) keepsMemory() bool {
+	info := s.snapshot()
+	return s.m.probe(info.Level).Memory && s.m.SnapshotDir != "" && info.Base != nil
+}
+
+// toDisk ends the processes of a sandbox that stands still, and keeps its files, and with memory
+// its processes too. The session is Pausing before and after. When it fails, the sandbox stands
+// still as before.
+func (s *session) toDisk(ctx context.Context, memory bool) error {
 	info := s.snapshot()
 	build, err := s.m.newSaved(ctx, info.Base)
 	if err != nil {
@@ -66,7 +72,7 @@ func (s *session) toFiles(ctx context.Context) error {
 	defer cancel()
 	handle := s.current()
 	s.snapping.Lock() // a checkpoint may be under way
-	_, err = handle.Snapshot(ctx, s.m.savedDir(build), false)
+	_, err = handle.Snapshot(ctx, s.m.savedDir(build), memory)
 	s.snapping.Unlock()
 	if err != nil {
 		return err
@@ -81,11 +87,11 @@ func (s *session) toFiles(ctx context.Context) error {
 		s.mu.Unlock()
 		return notFound(info.ID)
 	}
-	s.info.SavedAs = build
+	s.info.SavedAs, s.info.SavedMemory = build, memory
 	s.mu.Unlock()
 	if err := s.trySave(); err != nil {
 		s.mu.Lock()
-		s.info.SavedAs = ""
+		s.info.SavedAs, s.info.SavedMemory = "", false
 		s.mu.Unlock()
 		return err
 	}
@@ -94,6 +100,25 @@ func (s *session) toFiles(ctx context.Context) error {
 		return err
 	}
 	s.endProcesses(ctx, handle)
+	return nil
+}
+
+// dropMemory leaves a paused sandbox with its files alone. The session is Resuming before and
+// after.
+func (s *session) dropMemory(ctx context.Context) error {
+	s.mu.Lock()
+	had := s.info.SavedMemory
+	s.info.SavedMemory = false
+	s.mu.Unlock()
+	if !had {
+		return s.toDisk(ctx, false)
+	}
+	if err := s.trySave(); err != nil {
+		s.mu.Lock()
+		s.info.SavedMemory = true
+		s.mu.Unlock()
+		return err
+	}
 	return nil
 }
 
@@ -122,7 +147,7 @@ func (s *session) endProcesses(ctx context.Context, handle berm.Sandbox) {
 	s.mu.Unlock()
 }
 
-// wake starts a sandbox of which files alone were kept. The session is Resuming before and
+// wake has a sandbox that is kept on disk go on. The session is Resuming before and
 // after. When it fails, it rests as before.
 func (s *session) wake(ctx context.Context, deadline time.Time) error {
 	if err := s.m.reserve(); err != nil {
@@ -190,13 +215,14 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 func (m *Manager) specOf(info *Sandbox, deadline time.Time) berm.Spec {
 	return berm.Spec{
 		ID: info.ID, Level: info.Level, Layers: info.Base.Layers, Hostname: string(info.ID), Limits: info.Limits, Setuid: info.Base.Setuid,
-		Link: info.Policy != nil, Deadline: deadline, OnDeadline: info.OnDeadline, From: m.savedDir(info.SavedAs),
+		Link: info.Policy != nil, Deadline: deadline, OnDeadline: info.OnDeadline, From: m.savedDir(info.SavedAs), Memory: info.SavedMemory,
 		Guest: m.guest(info.ID, info.Base, info.Env, info.Secure, time.Now().UTC()),
 	}
 }
 
-// Rollback gives a sandbox the files of a snapshot: its processes end, what it wrote since is
-// gone, and it starts anew with its id, tokens and deadline. Kinds: NotFound, Conflict,
+// Rollback gives a sandbox the state of a snapshot: its processes end, what it wrote since is
+// gone, and it goes on with those of the snapshot, or starts anew where that has files alone, with
+// its id, tokens and deadline. Kinds: NotFound, Conflict,
 // Unsupported (a snapshot of another template, or with a disk of another size).
 func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, actor audit.Actor) (Sandbox, error) {
 	s, err := m.session(id)
@@ -241,7 +267,7 @@ func sameLayers(a, b *berm.Template) bool {
 	return slices.EqualFunc(a.Layers, b.Layers, func(a, b berm.Layer) bool { return a.DiffID == b.DiffID })
 }
 
-// rollback leaves the sandbox paused with the files of a snapshot, and has unpin called when it needs
+// rollback leaves the sandbox paused with the state of a snapshot, and has unpin called when it needs
 // them no more. When it fails, that is the caller's.
 func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), actor audit.Actor) error {
 	from, via := berm.Running, berm.Pausing
@@ -265,12 +291,12 @@ func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), act
 		s.mu.Unlock()
 		return notFound(id)
 	}
-	before, unpinBefore := s.info.SavedAs, s.unpin
-	s.info.SavedAs, s.unpin = snap.Build, unpin
+	before, memoryBefore, unpinBefore := s.info.SavedAs, s.info.SavedMemory, s.unpin
+	s.info.SavedAs, s.info.SavedMemory, s.unpin = snap.Build, snap.Saved.Memory, unpin
 	s.mu.Unlock()
 	if err := s.trySave(); err != nil {
 		s.mu.Lock()
-		s.info.SavedAs, s.unpin = before, unpinBefore
+		s.info.SavedAs, s.info.SavedMemory, s.unpin = before, memoryBefore, unpinBefore
 		s.mu.Unlock()
 		_ = s.end(from, nil)
 		return err

@@ -50,6 +50,8 @@ type Sandbox struct {
 	FilesOnly bool `json:"filesOnly,omitempty"`
 	// SavedAs is where the files of a sandbox without processes are; "" of one with.
 	SavedAs berm.BuildID `json:"savedAs,omitempty"`
+	// SavedMemory says that its processes are there too.
+	SavedMemory bool `json:"savedMemory,omitempty"`
 	// Checkpoints says when it is saved without anybody asking; Missed what came of that last when
 	// it failed.
 	Checkpoints Checkpoints       `json:"checkpoints,omitzero"`

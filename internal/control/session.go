@@ -165,17 +165,24 @@ func (s *session) pause(ctx context.Context, filesOnly bool, actor audit.Actor) 
 		_ = s.end(berm.Running, nil)
 		return err
 	}
-	if filesOnly {
-		if err := s.toFiles(ctx); err != nil {
-			s.m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), data)
+	onDisk := filesOnly || s.keepsMemory()
+	if onDisk {
+		saving := s.toDisk(ctx, !filesOnly)
+		switch {
+		case saving == nil:
+		case filesOnly:
+			s.m.tell(id, actor, audit.SandboxPause, audit.Failed, saving.Error(), data)
 			s.goOn(ctx)
-			return err
+			return saving
+		default: // it stands still, and nothing of it is lost
+			s.m.Log.Warn("a paused sandbox keeps its memory in use", "sandbox", id, "error", saving)
+			onDisk = false
 		}
 	}
 	if endErr := s.end(berm.Paused, nil); endErr != nil {
 		return endErr
 	}
-	if !filesOnly {
+	if !onDisk {
 		_, _ = s.look(ctx, system, "pause") // a record tells what cannot be seen
 	}
 	s.log("info", "Sandbox paused", nil)
@@ -228,7 +235,7 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		s.informResumed(ctx)
 	}
 	err = s.end(berm.Running, func(info *Sandbox) {
-		info.StartedAt, info.EndAt, info.SavedAs = time.Now().UTC(), deadline, ""
+		info.StartedAt, info.EndAt, info.SavedAs, info.SavedMemory = time.Now().UTC(), deadline, "", false
 	})
 	if err == nil && rested != "" {
 		s.letGo(rested)
@@ -468,13 +475,16 @@ func (s *session) check(ctx context.Context) {
 	}
 	s.become(berm.Pausing)
 	filesOnly := s.info.FilesOnly
-	if !filesOnly {
-		s.become(berm.Paused)
-	}
 	s.mu.Unlock()
+	onDisk := filesOnly || s.keepsMemory()
+	if !onDisk {
+		if s.end(berm.Paused, nil) != nil {
+			return
+		}
+	}
 	s.save()
 	s.m.tell(s.info.ID, system, audit.SandboxPause, audit.OK, "deadline", nil)
-	if filesOnly {
+	if onDisk {
 		s.m.work.Go(s.rest)
 	} else {
 		s.m.work.Go(func() { _, _ = s.look(s.m.ctx, system, "pause") })
@@ -482,12 +492,13 @@ func (s *session) check(ctx context.Context) {
 	s.log("info", "Sandbox paused at its deadline", nil)
 }
 
-// rest keeps the files alone of a sandbox that its deadline paused. One that cannot be saved
-// stays paused with its memory.
+// rest keeps a sandbox that its deadline paused on disk. One that cannot be saved stays paused
+// with its memory in use.
 func (s *session) rest() {
-	if err := s.toFiles(s.m.ctx); err != nil {
-		s.m.tell(s.info.ID, system, audit.SandboxPause, audit.Failed, err.Error(), map[string]any{"memory": false})
-		s.m.Log.Error("a paused sandbox keeps its memory", "sandbox", s.info.ID, "error", err)
+	memory := !s.snapshot().FilesOnly
+	if err := s.toDisk(s.m.ctx, memory); err != nil {
+		s.m.tell(s.info.ID, system, audit.SandboxPause, audit.Failed, err.Error(), map[string]any{"memory": memory})
+		s.m.Log.Error("a paused sandbox keeps its memory in use", "sandbox", s.info.ID, "error", err)
 	}
 	_ = s.end(berm.Paused, nil)
 }

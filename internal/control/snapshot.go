@@ -76,7 +76,7 @@ func splitRef(ref string) (name, tag string, tagged bool) {
 	return name, tag, tagged
 }
 
-// shelf has the directories of snapshots and of sandboxes that are paused without memory.
+// shelf has the directories of snapshots and of sandboxes that are paused to disk.
 type shelf struct {
 	mu        sync.Mutex
 	snapshots map[berm.BuildID]Snapshot
@@ -253,7 +253,7 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 		}
 	}
 	snap.Version = s.version(ctx)
-	err = s.take(ctx, &snap, r.Memory, r.Actor)
+	err = s.take(ctx, &snap, r.Memory || s.keepsMemory(), r.Actor)
 	if err != nil {
 		return Snapshot{}, err
 	}
@@ -277,7 +277,7 @@ func (s *session) take(ctx context.Context, snap *Snapshot, memory bool, actor a
 	if snap.Checkpoint != "" {
 		why, data = "checkpoint", map[string]any{"checkpoint": snap.Checkpoint}
 	}
-	build, saved, err := s.saveFiles(ctx, memory, why)
+	build, saved, err := s.saveNow(ctx, memory, why)
 	if err != nil {
 		if snap.Checkpoint == "" || s.state() == berm.Running { // else it is of no use any more
 			s.m.tell(snap.Sandbox, actor, audit.SnapshotTake, audit.Failed, err.Error(), data)
@@ -336,8 +336,8 @@ func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) e
 	return nil
 }
 
-// saveFiles saves a running sandbox into a new directory and records what it had written.
-func (s *session) saveFiles(ctx context.Context, memory bool, why string) (berm.BuildID, berm.Saved, error) {
+// saveNow saves a running sandbox into a new directory and records what it had written.
+func (s *session) saveNow(ctx context.Context, memory bool, why string) (berm.BuildID, berm.Saved, error) {
 	if _, err := s.settled(ctx); err != nil {
 		return "", berm.Saved{}, err
 	}

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control/enginetest"
 )
 
 // saves gives the world a directory for snapshots that outlives its managers.
@@ -110,6 +111,95 @@ func TestPauseToFilesThatFails(t *testing.T) {
 	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
 		t.Error(err)
 	}
+}
+
+// Where the level can, a pause puts memory on disk, and what begins with a snapshot goes on.
+func TestPauseToDiskWithMemory(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure, func(c *Config) { c.Engine.(*enginetest.Engine).Memory = true })
+	last := func() berm.Spec { return w.engine.Specs[len(w.engine.Specs)-1] }
+	rests := func(id berm.SandboxID, memory bool) {
+		t.Helper()
+		eventually(t, "rest", func() bool {
+			got, err := w.Get(ctx, id)
+			return err == nil && got.State == berm.Paused && got.SavedAs != "" && got.SavedMemory == memory
+		})
+		if left, _ := w.engine.List(ctx); len(left) != 0 || len(kept(t, dir)) != 1 {
+			t.Fatalf("%v in the engine, %v on disk", left, kept(t, dir))
+		}
+	}
+	s := w.create(t, func(r *CreateRequest) { r.AutoResume = true })
+	if err := w.Pause(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	rests(s.ID, true)
+	wantKind(t, w.Pause(ctx, s.ID, tester), berm.Conflict)
+	w.Close() // and it survives the server
+	w.start(t, configure)
+	rests(s.ID, true)
+	route, err := w.Route(s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := route.Enter(ctx); err != nil { // traffic wakes it
+		t.Fatal(err)
+	}
+	if spec := last(); !spec.Memory || spec.ID != s.ID || len(kept(t, dir)) != 0 {
+		t.Errorf("%+v, %v on disk", spec, kept(t, dir))
+	}
+	// One whose memory is dropped keeps its files.
+	if err := w.Pause(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.DropMemory(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	rests(s.ID, false)
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil || last().Memory || last().From == "" {
+		t.Errorf("%+v, %v", last(), err)
+	}
+	// What cannot be saved stands still as it is.
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method == "Snapshot" {
+			return berm.Errorf(berm.Unavailable, "no")
+		}
+		return nil
+	})
+	if err := w.Pause(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := w.Get(ctx, s.ID); err != nil || got.State != berm.Paused || got.SavedAs != "" || len(kept(t, dir)) != 0 {
+		t.Errorf("%+v, %v", got, err)
+	}
+	w.engine.Fail(nil)
+	specs := len(w.engine.Specs)
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil || len(w.engine.Specs) != specs {
+		t.Errorf("%v, %d specs", err, len(w.engine.Specs))
+	}
+	// Snapshots, forks and rollbacks.
+	snap, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Memory: true, Actor: tester})
+	if err != nil || !snap.Saved.Memory {
+		t.Fatalf("%+v, %v", snap, err)
+	}
+	if _, err := w.Create(ctx, CreateRequest{Template: "kept", Timeout: time.Minute, Actor: tester}); err != nil || !last().Memory {
+		t.Errorf("%+v, %v", last(), err)
+	}
+	forks, err := w.Fork(ctx, s.ID, 3, time.Minute, true, tester)
+	if err != nil || len(forks) != 3 || !last().Memory {
+		t.Errorf("%v, %v", forks, err)
+	}
+	if _, err := w.Rollback(ctx, s.ID, "kept", tester); err != nil || !last().Memory || last().ID != s.ID {
+		t.Errorf("%+v, %v", last(), err)
+	}
+	// At the deadline, with a server and without.
+	short := func(r *CreateRequest) { r.OnDeadline, r.Timeout = berm.PauseAtDeadline, 150*time.Millisecond }
+	a, b := w.create(t, short), w.create(t, short)
+	eventually(t, "rest", func() bool { got, err := w.Get(ctx, a.ID); return err == nil && got.SavedMemory })
+	w.Close()
+	time.Sleep(300 * time.Millisecond)
+	w.start(t, configure)
+	eventually(t, "rest", func() bool { got, err := w.Get(ctx, b.ID); return err == nil && got.SavedMemory })
 }
 
 // Of a pause at the deadline memory is not kept either, when no server runs as well.

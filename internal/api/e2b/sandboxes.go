@@ -282,7 +282,7 @@ func (a *API) get(w http.ResponseWriter, r *http.Request, id berm.SandboxID) err
 	}
 	if s.State == berm.Paused {
 		d.PauseMode = "full"
-		if s.SavedAs != "" {
+		if s.SavedAs != "" && !s.SavedMemory {
 			d.PauseMode = "filesystem"
 		}
 	}

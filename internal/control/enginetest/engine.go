@@ -28,6 +28,8 @@ type Engine struct {
 	Ports map[uint16]http.Handler
 	// Created is called when a sandbox was made; it may be nil.
 	Created func()
+	// Memory has snapshots keep memory, of which there is none.
+	Memory bool
 	// Unlimited and Degraded are what Probe tells.
 	Unlimited map[string]string
 	Degraded  []string
@@ -68,6 +70,11 @@ func (e *Engine) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 	if spec.From != "" {
 		if _, err := os.Stat(filepath.Join(spec.From, "saved")); err != nil {
 			return nil, berm.Errorf(berm.NotFound, "the snapshot is not there: %w", err)
+		}
+	}
+	if spec.Memory {
+		if _, err := os.Stat(filepath.Join(spec.From, "memory")); err != nil {
+			return nil, berm.Errorf(berm.NotFound, "the memory is not there: %w", err)
 		}
 	}
 	s := &state{engine: e, id: spec.ID, spec: spec, status: berm.Status{State: berm.Running, OnDeadline: spec.OnDeadline, Agent: 1}}
@@ -130,7 +137,7 @@ func (e *Engine) Remove(_ context.Context, id berm.SandboxID) (berm.Exit, error)
 
 // Probe finds the namespace level.
 func (e *Engine) Probe(context.Context) []berm.Probe {
-	return []berm.Probe{{Level: berm.Namespace, Usable: true, Unlimited: e.Unlimited, Degraded: e.Degraded}}
+	return []berm.Probe{{Level: berm.Namespace, Usable: true, Unlimited: e.Unlimited, Degraded: e.Degraded, Memory: e.Memory}}
 }
 
 // End makes a sandbox die by itself.
@@ -432,10 +439,15 @@ func (h *handle) Writable(context.Context) (berm.Writable, error) {
 // Snapshot saves the id of the sandbox: nothing is written anywhere.
 func (h *handle) Snapshot(_ context.Context, dir string, memory bool) (saved berm.Saved, err error) {
 	err = h.in("Snapshot", func() error {
-		if memory {
+		if memory && !h.engine.Memory {
 			return berm.Errorf(berm.Unsupported, "a sandbox in memory has none to save")
 		}
-		saved.Size = 4096
+		saved.Size, saved.Memory = 4096, memory
+		if memory {
+			if err := os.WriteFile(filepath.Join(dir, "memory"), nil, 0o600); err != nil {
+				return err
+			}
+		}
 		return os.WriteFile(filepath.Join(dir, "saved"), []byte(h.id), 0o600)
 	})
 	return saved, err

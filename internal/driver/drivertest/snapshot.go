@@ -142,7 +142,8 @@ var snapshotCases = []testCase{
 		}
 	}},
 	{name: "MemoryGoesOn", needs: []Feature{Snapshot, Memory, Exec, Freeze}, run: func(t *testing.T, h Harness) {
-		s := create(t, h)
+		linked := func(spec *berm.Spec) { spec.Link = h.Missing[Link] == "" }
+		s := create(t, h, linked)
 		// What it counts is in its memory alone; it adds what it was told by others.
 		sh(t, s, `mkdir -p /www && cat >/count.sh <<'END'
 i=0; while :; do i=$((i+1)); read -r more 2>/dev/null </more && i=$((i+more)) && rm /more; echo $i >/count.new; mv /count.new /count; sleep 0.02; done
@@ -176,7 +177,7 @@ END
 		var ids []string
 		var children []berm.Sandbox
 		for i, name := range []string{"left", "right"} {
-			child := create(t, h, from(dir), func(spec *berm.Spec) {
+			child := create(t, h, linked, from(dir), func(spec *berm.Spec) {
 				spec.Memory, spec.Hostname, spec.Guest.Env = true, name, map[string]string{"CHILD": name}
 			})
 			want(child, name)
@@ -216,10 +217,15 @@ END
 			t.Errorf("%+v, %v", status, err)
 		}
 		kill(t, children[0])
-		again := create(t, h, from(dir), func(spec *berm.Spec) { spec.ID, spec.Memory, spec.Hostname = children[0].ID(), true, "left" })
+		again := create(t, h, linked, from(dir), func(spec *berm.Spec) { spec.ID, spec.Memory, spec.Hostname = children[0].ID(), true, "left" })
 		want(again, "left")
 		if id := sh(t, again, identity); id != ids[0] {
 			t.Errorf("it was %q, and is %q", ids[0], id)
+		}
+		if h.Missing[Link] == "" {
+			if got := sh(t, again, "wc -l </proc/net/route"); got != "3" {
+				t.Errorf("%s lines of routes", got)
+			}
 		}
 		// Its files alone begin anew.
 		files := create(t, h, from(dir))

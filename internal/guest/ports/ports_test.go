@@ -177,7 +177,12 @@ func TestReceivedConnections(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	inner, err := File(uintptr(pair[1]))
+	renewed := make(chan string, 1)
+	inner, err := File(uintptr(pair[1]), func(f *os.File) error {
+		text, err := io.ReadAll(f)
+		renewed <- string(text)
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -226,6 +231,48 @@ func TestReceivedConnections(t *testing.T) {
 		theirs.Close()
 		c.Close()
 	}
+	// All are closed when that is answered, those of ports too, and a configuration is handed on.
+	preface := []byte{1, byte(berm.AgentPort >> 8), byte(berm.AgentPort & 0xff)}
+	open := []net.Conn{connect(), connect()}
+	if _, err := open[0].Write(preface); err != nil {
+		t.Fatal(err)
+	}
+	theirs, err := l.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.WriteString("new"); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	for _, m := range []struct {
+		message byte
+		rights  []byte
+	}{{messageRelease, nil}, {messageRenew, unix.UnixRights(int(r.Fd()))}} {
+		if err := unix.Sendmsg(pair[0], []byte{m.message}, m.rights, nil, 0); err != nil {
+			t.Fatal(err)
+		}
+		answer := []byte{0}
+		if n, err := unix.Read(pair[0], answer); n != 1 || err != nil || answer[0] != m.message {
+			t.Errorf("message %d: answer %v, %v", m.message, answer, err)
+		}
+	}
+	r.Close()
+	if got := <-renewed; got != "new" {
+		t.Errorf("renewed with %q", got)
+	}
+	for i, c := range open {
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		if _, err := io.Copy(io.Discard, c); err != nil && !errors.Is(err, unix.ECONNRESET) {
+			t.Errorf("connection %d: %v", i, err)
+		}
+		c.Close()
+	}
+	theirs.Close()
 	_ = unix.Close(pair[0])
 	if c, err := l.Accept(); err == nil {
 		t.Errorf("a connection from nobody: %v", c)

@@ -163,8 +163,12 @@ func configure(index uint32, c Config) error {
 		body = neighbour(unix.NdMsg{Family: unix.AF_INET, Ifindex: int32(index), State: unix.NUD_PERMANENT})
 		body = attribute(body, unix.NDA_DST, c.Gateway[:])
 		body = attribute(body, unix.NDA_LLADDR, GatewayHardware[:])
-		steps = append(steps, "tell the link the gateway's address")
+		// Whoever reads frames has a stack of its own, which takes its interfaces from those that
+		// are up here: lo, the first of each namespace, too.
+		lo := link(unix.IfInfomsg{Index: 1, Flags: unix.IFF_UP, Change: unix.IFF_UP})
+		steps = append(steps, "tell the link the gateway's address", "bring lo up")
 		message = append(message, request(4, unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)...)
+		message = append(message, request(5, unix.RTM_NEWLINK, 0, lo)...)
 	}
 	if err := unix.Sendto(s, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return failed("ask the kernel for the link", err)
