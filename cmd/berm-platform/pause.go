@@ -15,7 +15,8 @@ func newPauseCommand() *cobra.Command {
 		Use:   "pause SANDBOX...",
 		Short: "Stop sandboxes where they are, with all state kept",
 		Long: `Stop every process of sandboxes where it is. Memory, files, environment and open
-ports stay; berm resume lets them go on. A paused sandbox has no deadline.
+ports stay; berm resume lets them go on. A paused sandbox has no deadline. At level gvisor its memory
+is put on disk, and freed.
 
 With --files-only their processes end and give their memory back: files stay, on disk, and berm
 resume starts the sandboxes anew.`,

@@ -22,7 +22,8 @@ func newSnapshotCommand() *cobra.Command {
 		Use:   "snapshot SANDBOX",
 		Short: "Save the state of a sandbox, which goes on",
 		Long: `Save the state of a running sandbox, which goes on, and print what to create others from. A
-name is taken from the snapshot that had it. At the namespace level files are kept, not processes.`,
+name is taken from the snapshot that had it. At the namespace level files are kept, not processes; at
+level gvisor both, and connections into the sandbox end.`,
 		Example: `  berm snapshot i0abcdefghijklmnopqrs --name before-migration
   berm create $(berm snapshot i0abcdefghijklmnopqrs)`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
@@ -126,7 +127,7 @@ func newForkCommand() *cobra.Command {
 		Short: "Make sandboxes that begin with the state of another, which goes on",
 		Long: `Make sandboxes that begin with the state of a running one, which goes on, and print their ids.
 They may use and reach what it may, and have their own identity. At the namespace level they
-begin with its files, not its processes.`,
+begin with its files, not its processes; at level gvisor with both.`,
 		Example: `  berm fork i0abcdefghijklmnopqrs
   for id in $(berm fork i0abcdefghijklmnopqrs -n 5); do berm exec $id -- make test & done; wait`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
@@ -168,9 +169,9 @@ begin with its files, not its processes.`,
 func newRollbackCommand() *cobra.Command {
 	cmd := serverCommand(&cobra.Command{
 		Use:   "rollback SANDBOX SNAPSHOT",
-		Short: "Give a sandbox the files of a snapshot",
-		Long: `Give a sandbox the files of a snapshot. Its processes end, what it wrote since is lost, and it
-starts anew, with the same id. Take a snapshot before to be able to come back.`,
+		Short: "Give a sandbox the state of a snapshot",
+		Long: `Give a sandbox the state of a snapshot. Its processes end, what it wrote since is lost, and it
+goes on with the processes of the snapshot, or starts anew where that has files alone, with the same id. Take a snapshot before to be able to come back.`,
 		Example:           `  berm rollback i0abcdefghijklmnopqrs before-migration`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(2)),
 		ValidArgsFunction: completeSandboxes(),
