@@ -72,7 +72,7 @@ func newSnapshotsCommand() *cobra.Command {
 				return err
 			}
 		}
-		all, err := c.Snapshots(cmd.Context(), id)
+		all, err := snapshotsOf(cmd.Context(), c, id)
 		if err != nil {
 			return err
 		}
@@ -240,9 +240,19 @@ with the command that goes on from there. What else happened is in berm replay.`
 	return cmd
 }
 
+// snapshotsOf lists the snapshots of a sandbox, or with "" all of them. Of a sandbox that is gone they
+// stay; one that has none and that the server does not know is an error.
+func snapshotsOf(ctx context.Context, c *client.Client, id berm.SandboxID) ([]client.Snapshot, error) {
+	all, err := c.Snapshots(ctx, id)
+	if err == nil && len(all) == 0 && id != "" {
+		_, err = c.Inspect(ctx, id)
+	}
+	return all, err
+}
+
 func timeline(ctx context.Context, c *client.Client, id berm.SandboxID) ([]event, error) {
 	events := []event{}
-	snapshots, err := c.Snapshots(ctx, id)
+	snapshots, err := snapshotsOf(ctx, c, id)
 	if err != nil {
 		return nil, err
 	}

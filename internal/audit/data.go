@@ -59,12 +59,15 @@ type FileAccess struct {
 
 // Changes is what a sandbox's writable layer differs in from its template, at the end or
 // when it was looked at. Content of small text files lies beside as blobs, under the hashes
-// that the changes name, with what looks like a secret masked; those that one record has no room for are named by records of the
-// same trace that have no changes.
+// that the changes name, with what looks like a secret masked; those that one record has no room
+// for are named by records that continue it.
 type Changes struct {
-	At      string   `json:"at"` // "end" or the reason of the look
-	Changes []Change `json:"changes"`
-	More    int      `json:"more,omitempty"` // how many did not fit; the blob "changes" has all, as JSON
+	At string `json:"at"` // "end" or the reason of the look
+	// Continues says that this is no other look: the record has no changes, and names more
+	// content of the look before it, whose trace it shares.
+	Continues bool     `json:"continues,omitempty"`
+	Changes   []Change `json:"changes"`
+	More      int      `json:"more,omitempty"` // how many did not fit; the blob "changes" has all, as JSON
 	// Unhashed is how many files were too much to be read in the time that there was.
 	Unhashed int `json:"unhashed,omitempty"`
 }

@@ -37,7 +37,7 @@ const (
 
 // Records compares what a sandbox wrote with its template; what Berm wrote, to tell it who it is,
 // is left out while nobody changed it. The first record has the changes,
-// those that follow name content that it has no room for; the caller fills in whose they are.
+// those that follow continue it and name content that it has no room for; the caller fills in whose they are.
 // Blobs go to the log in dir. When ctx ends, or there is more than can be looked at, the
 // record tells what is known and what is missing.
 func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace string) ([]audit.Record, error) {
@@ -73,7 +73,7 @@ func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace s
 			continue
 		}
 		records = append(records, audit.Record{Type: audit.FileChange, Outcome: audit.OK, TraceID: trace,
-			Data: audit.Changes{At: at, Changes: []audit.Change{}}, Blobs: blobs})
+			Data: audit.Changes{At: at, Continues: true, Changes: []audit.Change{}}, Blobs: blobs})
 	}
 	return records, nil
 }

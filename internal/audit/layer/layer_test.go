@@ -457,3 +457,23 @@ func TestSecretsAreNotKept(t *testing.T) {
 		}
 	}
 }
+
+// A look that names more content than a record has room for is told in records that continue the
+// first one, and say so.
+func TestManyTexts(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	b := newBox(t)
+	b.sh(`i=0; while [ $i -lt 130 ]; do echo $i >text$i; i=$((i+1)); done`)
+	records, changes := b.look(t.Context())
+	if len(records) != 3 || len(changes) < 130 {
+		t.Fatalf("%d records, %d changes", len(records), len(changes))
+	}
+	for i, r := range records {
+		data := r.Data.(audit.Changes)
+		if data.Continues != (i > 0) || len(r.Blobs) == 0 || r.TraceID != records[0].TraceID || data.At != "end" {
+			t.Errorf("record %d: %d contents, trace %s, %+v", i, len(r.Blobs), r.TraceID, data)
+		}
+	}
+}

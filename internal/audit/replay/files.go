@@ -36,7 +36,7 @@ type File struct {
 // see takes in a look, or an access by the files API.
 func (t *Timeline) see(e *Event) {
 	data, ok := e.Data.(*audit.Changes)
-	if !ok {
+	if !ok || e.continues() {
 		return
 	}
 	l := &look{event: e, at: data.At, changes: data.Changes}
@@ -62,6 +62,13 @@ func (t *Timeline) see(e *Event) {
 		l.changes[i].Path = path.Join("/", c.Path)
 	}
 	t.looks = append(t.looks, l)
+}
+
+// continues says that a record is part of the look before it. Berm once wrote such records without
+// the mark: they name content, and tell of no change that it could be of.
+func (e *Event) continues() bool {
+	data, ok := e.Data.(*audit.Changes)
+	return ok && (data.Continues || len(data.Changes)+data.More == 0 && len(e.Blobs) > 0)
 }
 
 // Looked says whether there was a look at the writable layer until a time, and why the last

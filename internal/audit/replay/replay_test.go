@@ -444,3 +444,46 @@ func TestReached(t *testing.T) {
 		}
 	}
 }
+
+// A look whose content takes several records is one, with the mark of today and without it.
+func TestLookInSeveralRecords(t *testing.T) {
+	for name, marked := range map[string]bool{"marked": true, "of older logs": false} {
+		t.Run(name, func(t *testing.T) {
+			l := audittest.New(t, t.TempDir())
+			first, second := l.Blob(audit.KindContent, "one\n"), l.Blob(audit.KindContent, "two\n")
+			l.Add(audit.Record{Sandbox: id, Type: audit.FileChange, TraceID: "look", Blobs: []audit.Blob{first}, Data: audit.Changes{At: "end", Changes: []audit.Change{
+				{Path: "a", Op: "add", Kind: "file", After: first.SHA256}, {Path: "b", Op: "add", Kind: "file", After: second.SHA256},
+			}}})
+			l.Add(audit.Record{Sandbox: id, Type: audit.ProcExit, Data: audit.Process{PID: 7}}) // comes between
+			l.Add(audit.Record{Sandbox: id, Type: audit.FileChange, TraceID: "look", Blobs: []audit.Blob{second}, Data: audit.Changes{At: "end", Continues: marked, Changes: []audit.Change{}}})
+			tl := load(t, l, id)
+			files := tl.FilesAt(tl.End)
+			if len(files) != 2 {
+				t.Fatalf("%d files", len(files))
+			}
+			if got := tl.Diff(files[1]); !strings.Contains(got, "+two\n") {
+				t.Errorf("%q", got)
+			}
+			if n := len(tl.Of(Files, tl.End)); n != 1 {
+				t.Errorf("%d looks are told", n)
+			}
+			if n := len(tl.Events[0].Blobs); n != 2 {
+				t.Errorf("the look has %d contents", n)
+			}
+			if c := Compare(tl, tl, nil); !c.FilesKnown || c.Same != 2 {
+				t.Errorf("compared with itself: %+v", c)
+			}
+			var out bytes.Buffer
+			if err := Account(&out, tl, Part{}, false); err != nil || !strings.Contains(out.String(), "2 added, 0 changed, 0 deleted") {
+				t.Errorf("%v\n%s", err, &out)
+			}
+		})
+	}
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.FileChange, Data: audit.Changes{At: "pause", Changes: []audit.Change{{Path: "a", Op: "add", Kind: "file"}}}})
+	l.Add(audit.Record{Sandbox: id, Type: audit.FileChange, Data: audit.Changes{At: "end", Changes: []audit.Change{}}})
+	tl := load(t, l, id)
+	if files := tl.FilesAt(tl.End); len(files) != 0 {
+		t.Errorf("a look that found nothing is no continuation: %v", files)
+	}
+}

@@ -26,6 +26,10 @@ func (e *Event) Text() string {
 	case *audit.FileAccess:
 		text = access(data)
 	case *audit.Changes:
+		if e.continues() {
+			text = fmt.Sprintf("looked at the writable layer (%s), continued: the content of %s", data.At, count(len(e.Blobs), "file"))
+			break
+		}
 		text = fmt.Sprintf("looked at the writable layer (%s): %s of another content than the template's", data.At, count(len(data.Changes)+data.More, "path"))
 	case *egress.Event:
 		text = Reached(data)

@@ -192,6 +192,7 @@ func (t *Timeline) arrange() {
 	slices.SortStableFunc(t.Events, func(a, b *Event) int {
 		return cmp.Or(a.Time.Compare(b.Time), cmp.Compare(a.Seq, b.Seq))
 	})
+	t.join()
 	t.Start, t.End = t.Events[0].Time, t.Events[len(t.Events)-1].Time
 	t.lanes = map[string][]*Event{}
 	for _, e := range t.Events {
@@ -240,6 +241,25 @@ func (t *Timeline) arrange() {
 	if gaps > 0 {
 		t.warn("records were lost (%s): what follows is not all that happened", count(gaps, "gap"))
 	}
+}
+
+// join makes one event of a look at the writable layer that took several records. What continues a
+// look that is not there any more tells of nothing.
+func (t *Timeline) join() {
+	var look *Event
+	joined := t.Events[:0]
+	for _, e := range t.Events {
+		switch {
+		case e.Type != audit.FileChange:
+		case !e.continues():
+			look = e
+		case look != nil:
+			look.Blobs = append(slices.Clip(look.Blobs), e.Blobs...)
+			continue
+		}
+		joined = append(joined, e)
+	}
+	t.Events = joined
 }
 
 // Of is the events of a lane until a time.

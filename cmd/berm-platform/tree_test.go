@@ -1,0 +1,118 @@
+package main
+
+import (
+	"context"
+	"io"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/berm-sandbox/berm/internal/client/clienttest"
+)
+
+// asked has arguments of commands that need others than their usage tells, or that would begin
+// something: these are refused once their flags were read.
+var asked = map[string][]string{
+	"berm run":             {"--preset", "none", "true"},
+	"berm shell":           {"--preset", "none"},
+	"berm serve":           {"--log-format", "none"},
+	"berm cp":              {"here", "i0abcdefghijklmnopqrs:/there"},
+	"berm audit export":    {"--all", "-o", "-"},
+	"berm audit witness":   {"--key", "none", "--keep", "none", "--listen", "none"},
+	"berm net set":         {"i0abcdefghijklmnopqrs", "--allow", "a.test"},
+	"berm context add":     {"name", "http://127.0.0.1:1", "--no-key"},
+	"berm rollback":        {"i0abcdefghijklmnopqrs", "none"},
+	"berm template import": {"..//..:"},
+}
+
+// value is an argument for a word of a command's usage.
+func value(word string) string {
+	switch word {
+	case "SANDBOX":
+		return "i0abcdefghijklmnopqrs"
+	case "--reason":
+		return word
+	case "URL|HOST[:PORT]":
+		return "a.test"
+	}
+	return "none"
+}
+
+// No command asks for a flag that it does not have: each is called with the least that it takes.
+func TestEveryCommandHasItsFlags(t *testing.T) {
+	s := clienttest.Start(t)
+	t.Setenv("BERM_URL", s.URL)
+	t.Setenv("BERM_API_KEY", clienttest.Key)
+	for _, name := range []string{"HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME"} {
+		t.Setenv(name, t.TempDir())
+	}
+	t.Setenv("BERM_DATA", t.TempDir())
+	t.Chdir(t.TempDir())
+	skip := map[string]bool{
+		"berm": true, "berm doctor": true, // starts sandboxes to see whether that works
+		"berm egressd": true, "berm brokerd": true, // talk to the server that started them
+	}
+	walk(newRootCommand(), func(cmd *cobra.Command) {
+		path := cmd.CommandPath()
+		if !cmd.Runnable() || skip[path] {
+			return
+		}
+		t.Run(path, func(t *testing.T) {
+			args, ok := asked[path]
+			if !ok {
+				for _, word := range strings.Fields(cmd.Use)[1:] {
+					if word == "|" {
+						break
+					}
+					if !strings.HasPrefix(word, "[") && word != "--" {
+						args = append(args, value(strings.TrimSuffix(word, "...")))
+					}
+				}
+			}
+			if cmd.Flag("data") != nil {
+				args = append(args, "--data", filepath.Join(t.TempDir(), "none"))
+			}
+			if cmd.Flag("templates") != nil {
+				args = append(args, "--templates", filepath.Join(t.TempDir(), "none"))
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			defer cancel()
+			root := newRootCommand()
+			root.SetArgs(append(strings.Fields(path)[1:], args...))
+			root.SetIn(strings.NewReader(""))
+			root.SetOut(io.Discard)
+			root.SetErr(io.Discard)
+			err := root.ExecuteContext(ctx)
+			if err != nil && (strings.Contains(err.Error(), "not defined") || strings.Contains(err.Error(), "unknown flag")) {
+				t.Errorf("%q: %v", args, err)
+			}
+			if testing.Verbose() {
+				t.Logf("%q: %v", args, err)
+			}
+		})
+	})
+}
+
+func walk(cmd *cobra.Command, do func(*cobra.Command)) {
+	do(cmd)
+	for _, c := range cmd.Commands() {
+		walk(c, do)
+	}
+}
+
+// What asks for the snapshots of a sandbox says when there is no such sandbox.
+func TestSnapshotsOfNoSandbox(t *testing.T) {
+	s := newSetup(t)
+	for _, args := range [][]string{{"timeline", "i0nosuch"}, {"snapshots", "i0nosuch"}, {"snapshots", "-q", "i0nosuch"}} {
+		if r := s.run(args...); r.code != 1 || r.stdout != "" || !strings.Contains(r.stderr, "i0nosuch") {
+			t.Errorf("berm %q: %+v", args, r)
+		}
+	}
+	id := strings.TrimSpace(s.ok("create"))
+	if got := s.ok("snapshots", id); !strings.HasPrefix(got, "SNAPSHOT") {
+		t.Errorf("of a sandbox without any: %q", got)
+	}
+}
