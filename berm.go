@@ -259,17 +259,21 @@ type Usage struct {
 
 // Template is an image plus defaults from which sandboxes are made.
 type Template struct {
-	ID        TemplateID        `json:"id"`
-	BuildID   BuildID           `json:"buildID"`
-	Names     []string          `json:"names"` // aliases; the first is the main one
-	Layers    []Layer           `json:"layers"`
-	Limits    Limits            `json:"limits"` // defaults
-	User      string            `json:"user"`
-	Workdir   string            `json:"workdir"`
-	Env       map[string]string `json:"env,omitempty"`
-	Setuid    bool              `json:"setuid"` // holds sudo: needs set-uid programs
-	CreatedAt time.Time         `json:"createdAt"`
-	Size      int64             `json:"size"` // bytes on disk of all layers
+	ID      TemplateID        `json:"id"`
+	BuildID BuildID           `json:"buildID"`
+	Names   []string          `json:"names"` // aliases; the first is the main one
+	Layers  []Layer           `json:"layers"`
+	Limits  Limits            `json:"limits"` // defaults
+	User    string            `json:"user"`
+	Workdir string            `json:"workdir"`
+	Env     map[string]string `json:"env,omitempty"`
+	Setuid  bool              `json:"setuid"` // holds sudo: needs set-uid programs
+	// Start is a shell command that begins to run when a sandbox is made, as User in Workdir, and
+	// Ready one that succeeds when the sandbox can be used (E2B's start_cmd and ready_cmd).
+	Start     string    `json:"start,omitempty"`
+	Ready     string    `json:"ready,omitempty"`
+	CreatedAt time.Time `json:"createdAt"`
+	Size      int64     `json:"size"` // bytes on disk of all layers
 }
 
 // Alias is the template's main name, or "" when it has none.

@@ -81,8 +81,9 @@ func newTemplateBuildCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "build NAME",
 		Short: "Build a template from the distribution's packages",
-		Long: `Build a template from the distribution's packages. One recipe is built in: "base",
-the default template, a Debian with Python, Node.js, git and the usual tools.
+		Long: `Build a template from the distribution's packages. Two recipes are built in: "base",
+the default template, a Debian with Python, Node.js, git and the usual tools, and "httpbin",
+whose sandboxes tell on port 8080 what they are asked, for tests.
 Nothing is done when the template is there and its recipe has not changed.
 
 The host's apt sources and options are used, but do not get into the template.
@@ -90,7 +91,7 @@ Packages' scripts never run as root of the host.`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		Example: `  berm template build base
   berm template build base --force   # newest packages`,
-		ValidArgs: []string{template.Base},
+		ValidArgs: template.Recipes(),
 	}
 	asJSON := cli.JSONFlag(cmd)
 	force := cmd.Flags().Bool("force", false, "build it even if nothing has changed")
@@ -119,12 +120,14 @@ is not asked for again, unless --pull is given. Registry credentials are read fr
 Docker's configuration file.
 
 Owners, modes, links and users' extended attributes are kept. File capabilities
-are not, and devices and FIFOs are left out, with a note.`,
+are not, and devices and FIFOs are left out, with a note. What the image wants to
+start (entrypoint, command) is not started, but what --start says is.`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		Example: `  berm template import python:3.12-slim
   berm template import --name tools --platform linux/arm64 registry.example.com/team/tools:v2
   docker save app:v1 -o app.tar && berm template import ./app.tar --name app
-  berm template import ./layout --name mine --setuid`,
+  berm template import ./layout --name mine --setuid
+  berm template import ./app.tar --name app --start 'exec ./server' --ready 'curl -sf localhost:8080'`,
 	}
 	asJSON := cli.JSONFlag(cmd)
 	var opts template.ImportOptions
@@ -132,6 +135,8 @@ are not, and devices and FIFOs are left out, with a note.`,
 	cmd.Flags().StringVar(&opts.Platform, "platform", "", "linux/ARCH to take from an image of several (default: this machine's)")
 	cmd.Flags().BoolVar(&opts.Pull, "pull", false, "ask the registry even if the image was imported before")
 	cmd.Flags().BoolVar(&opts.Setuid, "setuid", false, "let set-uid programs of the image, such as sudo, gain rights inside")
+	cmd.Flags().StringVar(&opts.Start, "start", "", "shell `COMMAND` that begins to run in each sandbox when it is made")
+	cmd.Flags().StringVar(&opts.Ready, "ready", "", "shell `COMMAND` that is tried until it succeeds, before the sandbox is handed out")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		store, err := templateStore(cmd)
 		if err != nil {

@@ -214,7 +214,7 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	m.mu.Lock()
 	m.sessions[s.info.ID] = s
 	m.mu.Unlock()
-	m.follow(stored.ID, status.First, true)
+	s.trace(status.First, true)
 	s.followUp(s.openLook(ctx))
 	if s.online != nil && m.Egress.Service == nil {
 		m.Log.Error("a sandbox has no network any more", "sandbox", stored.ID, "reason", m.Egress.Missing)
@@ -242,16 +242,6 @@ func (m *Manager) adoptResting(ctx context.Context, s *session) error {
 	m.sessions[s.info.ID] = s
 	m.mu.Unlock()
 	return nil
-}
-
-// follow begins to record the processes of a sandbox. What cannot be recorded is told.
-func (m *Manager) follow(id berm.SandboxID, first *berm.First, late bool) {
-	if m.Processes == nil {
-		return
-	}
-	if err := m.Processes.Follow(id, first, late); err != nil {
-		m.tell(id, system, audit.Gap, audit.OK, err.Error(), map[string]any{"source": "processes"})
-	}
 }
 
 // open opens a sandbox, and tries again while the host is too busy to answer.

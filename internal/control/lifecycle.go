@@ -129,6 +129,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	}
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
 		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline, "from": o.from, "parent": o.parent,
+		"start": template.Start, "ready": template.Ready,
 	}); err != nil {
 		return Sandbox{}, err
 	}
@@ -183,6 +184,11 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		}
 		step("network")
 	}
+	cu.Add(s.forget)
+	if err := s.start(ctx); err != nil {
+		return Sandbox{}, err
+	}
+	step("start")
 	s.become(berm.Running)
 	if err := s.trySave(); err != nil {
 		return Sandbox{}, err
@@ -207,14 +213,45 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 
 // attend follows a sandbox whose processes have just begun.
 func (s *session) attend(ctx context.Context) {
-	if s.m.Processes != nil {
-		status, err := s.current().Status(ctx)
-		if err != nil {
-			s.m.Log.Warn("the sandbox does not tell its first process", "sandbox", s.info.ID, "error", err)
-		}
-		s.m.follow(s.info.ID, status.First, false)
-	}
+	s.traceNow(ctx)
 	s.followUp(s.openLook(ctx))
+}
+
+// traceNow is trace of processes that have just begun.
+func (s *session) traceNow(ctx context.Context) {
+	if s.m.Processes == nil {
+		return
+	}
+	status, err := s.current().Status(ctx)
+	if err != nil {
+		s.m.Log.Warn("the sandbox does not tell its first process", "sandbox", s.info.ID, "error", err)
+	}
+	s.trace(status.First, false)
+}
+
+// trace has the processes inside recorded until forget, if they are not yet; late says that some
+// ran before. A sandbox whose processes cannot be followed lives on, and a gap in its log tells.
+func (s *session) trace(first *berm.First, late bool) {
+	s.mu.Lock()
+	before := s.traced
+	s.traced = true
+	s.mu.Unlock()
+	if before || s.m.Processes == nil {
+		return
+	}
+	if err := s.m.Processes.Follow(s.info.ID, first, late); err != nil {
+		s.m.tell(s.info.ID, system, audit.Gap, audit.OK, err.Error(), map[string]any{"source": "processes"})
+	}
+}
+
+// forget ends what trace began.
+func (s *session) forget() {
+	s.mu.Lock()
+	s.traced = false
+	s.mu.Unlock()
+	if s.m.Processes != nil {
+		s.m.Processes.Forget(s.info.ID)
+	}
 }
 
 // followUp follows a sandbox until its session or its processes end. looking is what the first

@@ -134,9 +134,7 @@ func (s *session) endProcesses(ctx context.Context, handle berm.Sandbox) {
 		_ = writable.Close()
 	}
 	s.followers.Wait()
-	if s.m.Processes != nil {
-		s.m.Processes.Forget(s.info.ID)
-	}
+	s.forget()
 	if _, err := handle.Kill(ctx, berm.ReasonKilled); err != nil {
 		// The next resume, or the next server, tries again.
 		s.m.Log.Error("ending the processes of a paused sandbox failed", "sandbox", s.info.ID, "error", err)
@@ -206,6 +204,10 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 		if _, err := s.attach(ctx, false); err != nil {
 			return err
 		}
+	}
+	cu.Add(s.forget)
+	if err := s.start(ctx); err != nil {
+		return err
 	}
 	cu.Release()
 	return nil

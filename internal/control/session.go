@@ -44,6 +44,7 @@ type session struct {
 	killedAt  time.Time  // since when it is Killed, under mu; zero before
 	online    *online    // nil for a sandbox without a link
 	unpin     func()     // lets a snapshot go that SavedAs names, under mu; nil when it names none
+	traced    bool       // whether its processes are recorded, under mu
 }
 
 func newSession(m *Manager) *session {
@@ -239,6 +240,8 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	})
 	if err == nil && rested != "" {
 		s.letGo(rested)
+		ctx, cancel := detached(ctx) // the sandbox may have taken long to be ready
+		defer cancel()
 		s.attend(ctx)
 	}
 	if err == nil {
@@ -392,9 +395,7 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	case <-looked:
 	case <-time.After(lastLook): // the monitor takes the sandbox away, whoever still looks
 	}
-	if s.m.Processes != nil {
-		s.m.Processes.Forget(s.info.ID)
-	}
+	s.forget()
 	s.m.tell(s.info.ID, actor, audit.SandboxExit, audit.OK, string(exit.Reason), exit)
 	if handle := s.current(); handle != nil {
 		_ = handle.Close()

@@ -3,6 +3,7 @@ package template
 import (
 	"context"
 	"crypto/sha256"
+	_ "embed"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -68,6 +69,19 @@ sed -n 's/^\(deb [^ ]* [^ ]* main\) .*/\1/p' /usr/share/doc/apt/examples/sources
 test -s /etc/apt/sources.list
 `,
 	}
+}
+
+//go:embed httpbin.py
+var httpbinServer string
+
+// httpbin is base with a server that tells what it was asked, on port 8080: what E2B's tests have
+// for the other end of a sandbox's requests.
+func httpbin() made {
+	t := baseDefaults()
+	t.Names, t.Limits.Memory = []string{"httpbin"}, 512<<20
+	t.Start = "exec python3 - 8080 <<'END'\n" + httpbinServer + "END\n"
+	t.Ready = "curl -sf http://localhost:8080/headers"
+	return made{base(), t}
 }
 
 // key changes when the recipe does.

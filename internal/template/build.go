@@ -9,8 +9,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +25,21 @@ import (
 
 // Base is the name of the default template.
 const Base = "base"
+
+// made is a recipe, and what sandboxes of its template get unless they ask for something else.
+type made struct {
+	recipe   recipe
+	defaults berm.Template
+}
+
+// recipes are those that are built in.
+var recipes = map[string]func() made{
+	Base:      func() made { return made{base(), baseDefaults()} },
+	"httpbin": httpbin,
+}
+
+// Recipes are the names of the templates that Build knows.
+func Recipes() []string { return slices.Sorted(maps.Keys(recipes)) }
 
 // Progress is told what a long call is at. It may be nil. Calls come one at a time.
 type Progress func(Step)
@@ -53,15 +70,16 @@ func baseDefaults() berm.Template {
 }
 
 // Build makes a template from its recipe, unless it is there and the recipe has
-// not changed; force builds it anyway, from the packages of today. Base is the
-// one recipe. Unsupported says what this host or user lacks.
+// not changed; force builds it anyway, from the packages of today. Recipes has the
+// names. Unsupported says what this host or user lacks.
 func (s *Store) Build(ctx context.Context, name string, force bool, p Progress) (berm.Template, error) {
-	if name != Base {
+	known, ok := recipes[name]
+	if !ok {
 		return berm.Template{}, berm.Errorf(berm.NotFound, "there is no recipe for a template '%s'", name).
-			WithHint("`berm template build base` builds the default template; `berm template import` takes any OCI image.")
+			WithHint("there are recipes for %s; `berm template import` takes any OCI image.", strings.Join(Recipes(), " and "))
 	}
-	recipe := base()
-	if t, ok := s.built(recipe); ok && !force {
+	m := known()
+	if t, ok := s.built(m); ok && !force {
 		return t, nil
 	}
 	if s.ids.own {
@@ -73,7 +91,7 @@ func (s *Store) Build(ctx context.Context, name string, force bool, p Progress) 
 		return berm.Template{}, err
 	}
 	defer unlock()
-	if t, ok := s.built(recipe); ok && !force { // by another process meanwhile
+	if t, ok := s.built(m); ok && !force { // by another process meanwhile
 		return t, nil
 	}
 	if err := s.Collect(ctx); err != nil {
@@ -83,7 +101,7 @@ func (s *Store) Build(ctx context.Context, name string, force bool, p Progress) 
 	if err != nil {
 		return berm.Template{}, err
 	}
-	t, err := s.bootstrap(ctx, recipe, p)
+	t, err := s.make(ctx, m, force, p)
 	unlock()
 	if err != nil {
 		return berm.Template{}, err
@@ -92,44 +110,68 @@ func (s *Store) Build(ctx context.Context, name string, force bool, p Progress) 
 }
 
 // built returns the template that a recipe was made into, if it is whole.
-func (s *Store) built(r recipe) (berm.Template, bool) {
-	found, err := s.find(Base)
-	if err != nil || found.Digest != r.key() {
-		return berm.Template{}, false
-	}
-	for _, l := range found.Layers {
+func (s *Store) built(m made) (berm.Template, bool) {
+	found, err := s.find(m.defaults.Alias())
+	t := found.Template
+	ok := err == nil && found.Digest == m.recipe.key() && t.Start == m.defaults.Start && t.Ready == m.defaults.Ready && whole(found)
+	return t, ok
+}
+
+// whole says whether the layers of a template are there.
+func whole(r record) bool {
+	for _, l := range r.Layers {
 		if _, err := os.Lstat(l.Path); err != nil {
-			return berm.Template{}, false
+			return false
 		}
 	}
-	return found.Template, true
+	return true
+}
+
+// make makes a template, of the layer that the same recipe was made into for another, unless it
+// is to be made anew.
+func (s *Store) make(ctx context.Context, m made, anew bool, p Progress) (berm.Template, error) {
+	all, err := s.records()
+	if err != nil {
+		return berm.Template{}, err
+	}
+	i := slices.IndexFunc(all, func(r record) bool { return r.Digest == m.recipe.key() && whole(r) })
+	var t record
+	if i >= 0 && !anew {
+		t = all[i]
+	} else if t, err = s.bootstrap(ctx, m.recipe, p); err != nil {
+		return berm.Template{}, err
+	}
+	layers, size := t.Layers, t.Size
+	t.Template, t.Source = m.defaults, "recipe:"+m.defaults.Alias()
+	t.Layers, t.Size = layers, size
+	return s.put(ctx, t)
 }
 
 // bootstrap installs the recipe's packages in a directory of the builder's own,
 // and takes the tar stream of it as the one layer.
-func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (berm.Template, error) {
+func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (record, error) {
 	b, err := hostApt(ctx, r)
 	if err != nil {
-		return berm.Template{}, err
+		return record{}, err
 	}
 	if !s.ids.shifted() {
 		claims, err := claim.Open(claim.Path)
 		if err != nil {
-			return berm.Template{}, err
+			return record{}, err
 		}
 		defer func() { _ = claims.Close() }()
 		if err := claimBuilder(ctx, claims, p); err != nil {
-			return berm.Template{}, err
+			return record{}, err
 		}
 	}
 	dir, err := s.buildDir(ctx)
 	if err != nil {
-		return berm.Template{}, err
+		return record{}, err
 	}
 	defer func() { _ = s.removeAll(context.WithoutCancel(ctx), []string{dir}) }()
 	archive, err := os.CreateTemp(filepath.Join(s.dir, "tmp"), "archive-")
 	if err != nil {
-		return berm.Template{}, err
+		return record{}, err
 	}
 	defer os.Remove(archive.Name())
 	defer archive.Close()
@@ -138,30 +180,28 @@ func (s *Store) bootstrap(ctx context.Context, r recipe, p Progress) (berm.Templ
 	p.say("installing %d packages and what they need: it takes some minutes", len(r.Packages))
 	err = inNamespace(ctx, s.ids.buildMap(), "bootstrap", b, nil, filepath.Join(s.dir, dir), nil, archive, log)
 	if err != nil {
-		return berm.Template{}, log.explain(err)
+		return record{}, log.explain(err)
 	}
 	p.say("unpacking")
 	diffID, err := rewindAndHash(archive)
 	if err != nil {
-		return berm.Template{}, err
+		return record{}, err
 	}
 	info, ok, err := s.haveLayer(diffID)
 	if err != nil {
-		return berm.Template{}, err
+		return record{}, err
 	}
 	if !ok {
 		budget := DefaultBudget
 		if info, _, err = s.addLayer(ctx, nil, diffID, archive, &budget); err != nil {
-			return berm.Template{}, err
+			return record{}, err
 		}
 	}
-	made := record{Template: baseDefaults(), Source: "recipe:" + Base, Digest: r.key(), Platform: "linux/" + r.Arch}
-	made.Layers = []berm.Layer{{DiffID: diffID, Path: s.layerPath(diffID)}}
-	made.Size = info.Size
-	if made.Packages, err = readPackages(s.layerPath(diffID)); err != nil {
-		return berm.Template{}, err
-	}
-	return s.put(ctx, made)
+	t := record{Digest: r.key(), Platform: "linux/" + r.Arch}
+	t.Layers = []berm.Layer{{DiffID: diffID, Path: s.layerPath(diffID)}}
+	t.Size = info.Size
+	t.Packages, err = readPackages(s.layerPath(diffID))
+	return t, err
 }
 
 // claimBuilder waits until nobody else on this machine, be it a build in another store or

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
 )
 
 // The base template is made from packages, holds what it promises and nothing of
@@ -85,5 +87,38 @@ func TestBuildBase(t *testing.T) {
 	}
 	if forced.ID != made.ID || forced.BuildID == made.BuildID || forced.Layers[0].DiffID != made.Layers[0].DiffID {
 		t.Errorf("built again it is %s, was %s", forced.Layers[0].DiffID, made.Layers[0].DiffID)
+	}
+}
+
+// A recipe whose packages are those of another template is made of its layer at once.
+func TestBuildOfSameLayer(t *testing.T) {
+	s := newStore(t)
+	if s.ids.own {
+		t.Skip("needs root, or subordinate ids")
+	}
+	layer := filepath.Join(s.dir, "layers", "x")
+	if err := os.MkdirAll(layer, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	base, err := s.put(t.Context(), record{Template: berm.Template{Names: []string{Base}, Layers: []berm.Layer{{DiffID: "sha256:x", Path: layer}}, Size: 7}, Digest: base().key()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := s.Build(t.Context(), "httpbin", false, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made.Alias() != "httpbin" || made.ID == base.ID || len(made.Layers) != 1 || made.Layers[0] != base.Layers[0] || made.Size != 7 || made.Start == "" || made.Ready == "" || made.User != "user" {
+		t.Errorf("%+v", made)
+	}
+	again, err := s.Build(t.Context(), "httpbin", false, nil)
+	if err != nil || again.BuildID != made.BuildID {
+		t.Errorf("it is made again: %v", err)
+	}
+	if _, err := os.Lstat(layer); err != nil {
+		t.Error(err)
+	}
+	if _, err := s.Build(t.Context(), "nothing", false, nil); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("no recipe: %v", err)
 	}
 }

@@ -15,6 +15,8 @@ type ImportOptions struct {
 	Platform string // "linux/ARCH"; "" is this machine's
 	Pull     bool   // ask the registry even if the image is in the store
 	Setuid   bool   // its set-uid programs (sudo) may gain rights inside
+	// Start and Ready are the template's.
+	Start, Ready string
 }
 
 // Import makes a template from an image: a path to an OCI image layout or to a
@@ -56,7 +58,7 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 	}
 	made := record{Source: source, Digest: img.digest, Platform: platform.String()}
 	made.Template, made.Config = img.defaults()
-	made.Setuid = opts.Setuid
+	made.Setuid, made.Start, made.Ready = opts.Setuid, opts.Start, opts.Ready
 	made.Names = []string{img.name}
 	if opts.Name != "" {
 		made.Names = []string{opts.Name}
@@ -94,7 +96,7 @@ func (s *Store) imported(source, platform string, opts ImportOptions) (berm.Temp
 		return berm.Template{}, false, err
 	}
 	for _, r := range records {
-		if r.Source == source && r.Platform == platform && r.Setuid == opts.Setuid && (opts.Name == "" || opts.Name == r.Alias()) {
+		if r.Source == source && r.Platform == platform && r.Setuid == opts.Setuid && r.Start == opts.Start && r.Ready == opts.Ready && (opts.Name == "" || opts.Name == r.Alias()) {
 			return r.Template, true, nil
 		}
 	}

@@ -127,6 +127,10 @@ func TestImportFromRegistry(t *testing.T) {
 	if err != nil || pulled.ID != made.ID || !cmp.Equal(pulled.Layers, made.Layers) || requests.Load() == before {
 		t.Errorf("pulled: %+v, %v, after %d requests", pulled, err, requests.Load()-before)
 	}
+	starts, err := s.Import(t.Context(), tag.Name(), ImportOptions{Start: "serve", Ready: "ask"}, nil)
+	if found, _ := s.Resolve(t.Context(), "app:v1"); err != nil || starts.ID != made.ID || found.Start != "serve" || found.Ready != "ask" {
+		t.Errorf("with commands: %+v, %v", found, err)
+	}
 	foreign, err := s.Import(t.Context(), tag.Name(), ImportOptions{Platform: "linux/" + other, Name: "foreign"}, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -62,10 +62,19 @@ func Start(ctx context.Context, data string, args ...string) (*Server, error) {
 	}
 	listen := listener.Addr().String()
 	_ = listener.Close()
+	return StartAt(ctx, listen, data, args...)
+}
+
+// StartAt is Start at an address of this machine that is free.
+func StartAt(ctx context.Context, listen, data string, args ...string) (*Server, error) {
+	_, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return nil, err
+	}
 	random := make([]byte, 20)
 	rand.Read(random)
 	s := &Server{
-		URL: "http://" + listen, Key: "e2b_" + hex.EncodeToString(random), Data: data,
+		URL: "http://127.0.0.1:" + port, Key: "e2b_" + hex.EncodeToString(random), Data: data,
 		listen: listen, args: args,
 		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}},
 	}

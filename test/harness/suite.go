@@ -38,6 +38,17 @@ func Slow(t *testing.T) {
 // the server stopped, and what then differs from before fails the test.
 func Serve(t *testing.T, args ...string) *Server {
 	t.Helper()
+	return serve(t, func(ctx context.Context, data string) (*Server, error) { return Start(ctx, data, args...) })
+}
+
+// ServeAt is Serve at an address of this machine that is free.
+func ServeAt(t *testing.T, listen string, args ...string) *Server {
+	t.Helper()
+	return serve(t, func(ctx context.Context, data string) (*Server, error) { return StartAt(ctx, listen, data, args...) })
+}
+
+func serve(t *testing.T, start func(ctx context.Context, data string) (*Server, error)) *Server {
+	t.Helper()
 	before := Look(nil)
 	data, err := DataDir()
 	if err != nil {
@@ -46,7 +57,7 @@ func Serve(t *testing.T, args ...string) *Server {
 	t.Cleanup(func() { os.RemoveAll(data) })
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	server, err := Start(ctx, data, args...)
+	server, err := start(ctx, data)
 	if err != nil {
 		t.Fatal(err)
 	}

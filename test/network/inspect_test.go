@@ -19,6 +19,15 @@ func startTrusting(t *testing.T, args ...string) (context.Context, *harness.Serv
 	t.Helper()
 	harness.Slow(t)
 	startInternet(t)
+	trustInternet(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return ctx, harness.Serve(t, append([]string{"--resolver", resolver + ":53"}, args...)...)
+}
+
+// trustInternet has servers that start from here on trust the internet.
+func trustInternet(t *testing.T) {
+	t.Helper()
 	answer, err := http.Get("http://" + gateway + ":8000/certificate")
 	if err != nil {
 		t.Fatal(err)
@@ -40,9 +49,6 @@ func startTrusting(t *testing.T, args ...string) (context.Context, *harness.Serv
 		}
 	}
 	t.Setenv("SSL_CERT_FILE", file)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel)
-	return ctx, harness.Serve(t, append([]string{"--resolver", resolver + ":53"}, args...)...)
 }
 
 // broker is the process of the service of credentials.

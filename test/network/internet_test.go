@@ -57,6 +57,10 @@ var addresses = []string{one, eight, resolver, site, documentation, metadata, pr
 // connectivity is what E2B's tests ask whether there is an internet.
 const connectivity = "connectivitycheck.gstatic.com"
 
+// domain has the names of ports of sandboxes where the server of the test owns port 443, to which
+// the internet leads them.
+const domain = "berm.test"
+
 // statuses are what E2B's tests expect of hosts of the real internet.
 var statuses = map[string]int{one: 301, eight: 302, connectivity: 204}
 
@@ -188,12 +192,19 @@ func internet() {
 	check(err)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "internet"}, NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), IsCA: true, BasicConstraintsValid: true,
-		DNSNames: []string{"*.example.com", connectivity}, IPAddresses: []net.IP{net.ParseIP(one), net.ParseIP(eight)},
+		DNSNames: []string{"*.example.com", "*." + domain, connectivity}, IPAddresses: []net.IP{net.ParseIP(one), net.ParseIP(eight)},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
 	check(err)
 	secure := &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}}
-	listen("443", func(c net.Conn) { hello(tls.Server(c, secure)) })
+	listen("443", func(c net.Conn) {
+		s := tls.Server(c, secure)
+		if err := s.Handshake(); err == nil && strings.HasSuffix(s.ConnectionState().ServerName, "."+domain) {
+			relay(s)
+		} else {
+			hello(s)
+		}
+	})
 	packets, err := net.ListenPacket("udp4", resolver+":53")
 	check(err)
 	go w.resolve(packets)
@@ -223,6 +234,21 @@ func internet() {
 	})))
 }
 
+// relay passes a connection on to the server of the test, whose ports of sandboxes have names
+// below domain.
+func relay(c *tls.Conn) {
+	server, err := tls.Dial("tcp", net.JoinHostPort(ours, "443"), &tls.Config{ServerName: c.ConnectionState().ServerName, InsecureSkipVerify: true}) //nolint:gosec // it is the test's
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	go func() {
+		_, _ = io.Copy(server, c)
+		_ = server.CloseWrite()
+	}()
+	_, _ = io.Copy(c, server)
+}
+
 func (w *world) resolve(conn net.PacketConn) {
 	b := make([]byte, 2048)
 	for {
@@ -241,6 +267,9 @@ func (w *world) resolve(conn net.PacketConn) {
 		w.Asked[strings.TrimSuffix(name, ".")]++
 		w.mu.Unlock()
 		addr, ok := names[name]
+		if strings.HasSuffix(name, "."+domain+".") {
+			addr, ok = site, true
+		}
 		if !ok {
 			m.RCode = dnsmessage.RCodeNameError
 		} else if q.Type == dnsmessage.TypeA {

@@ -1,0 +1,247 @@
+package control
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/control/enginetest"
+	pb "github.com/berm-sandbox/berm/internal/proto/process"
+	"github.com/berm-sandbox/berm/internal/proto/process/processconnect"
+)
+
+// templates has a base with commands.
+type templates struct {
+	enginetest.Templates
+	start, ready string
+}
+
+func (s templates) Resolve(ctx context.Context, ref string) (berm.Template, error) {
+	t, err := s.Templates.Resolve(ctx, ref)
+	t.Start, t.Ready = s.start, s.ready
+	return t, err
+}
+
+// shellAgent is a guest agent that notes what it is to run, and lets run decide how that ends; -1 never does.
+type shellAgent struct {
+	processconnect.UnimplementedProcessHandler
+	run func(tag string, times int) (code int32)
+
+	mu  sync.Mutex
+	ran []string
+}
+
+func (a *shellAgent) note(what string) (times int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, before := range a.ran {
+		if before == what {
+			times++
+		}
+	}
+	a.ran = append(a.ran, what)
+	return times
+}
+
+func (a *shellAgent) took() []string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	took := a.ran
+	a.ran = nil
+	return took
+}
+
+func (a *shellAgent) Start(ctx context.Context, r *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
+	args := r.Msg.GetProcess().GetArgs()
+	what := r.Msg.GetTag() + ":" + args[len(args)-1]
+	if r.Header().Get("X-Access-Token") == "" {
+		return connect.NewError(connect.CodeUnauthenticated, errors.New("no token"))
+	}
+	if _, ok := ctx.Deadline(); ok != (r.Msg.GetTag() == "ready") {
+		what = "with the deadline of another: " + what
+	}
+	times := a.note(what)
+	send := func(e *pb.ProcessEvent) error { return out.Send(&pb.StartResponse{Event: e}) }
+	if err := send(&pb.ProcessEvent{Event: &pb.ProcessEvent_Start{Start: &pb.ProcessEvent_StartEvent{Pid: 7}}}); err != nil {
+		return err
+	}
+	code := a.run(r.Msg.GetTag(), times)
+	if code < 0 {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	return send(&pb.ProcessEvent{Event: &pb.ProcessEvent_End{End: &pb.ProcessEvent_EndEvent{Exited: true, ExitCode: code, Status: fmt.Sprintf("exit status %d", code)}}})
+}
+
+func startWorld(t *testing.T, start, ready string, run func(string, int) int32, configure ...func(*Config)) (*world, *shellAgent) {
+	agent := &shellAgent{run: run}
+	_, handler := processconnect.NewProcessHandler(agent)
+	w := newWorld(t, append(configure, func(c *Config) { c.Templates = templates{start: start, ready: ready} })...)
+	w.engine.Ports = map[uint16]http.Handler{berm.AgentPort: handler}
+	return w, agent
+}
+
+// What a template starts begins in each sandbox, before anybody gets it and after its processes are
+// followed, and begins again in one that is made anew from its files.
+func TestStartCommand(t *testing.T) {
+	ctx := t.Context()
+	_, saved := saves(t)
+	following := following{}
+	w, agent := startWorld(t, "serve", "ask", func(tag string, times int) int32 {
+		switch {
+		case tag == "start":
+			return -1
+		case times < 2:
+			return 7
+		}
+		return 0
+	}, saved, func(c *Config) { c.Processes = &following })
+	following.begin = func() { agent.note("followed") }
+	want := []string{"followed", "start:serve", "ready:ask", "ready:ask", "ready:ask"}
+	check := func(when string) {
+		t.Helper()
+		if ran := agent.took(); !slices.Equal(ran, want) {
+			t.Errorf("%s: %q", when, ran)
+		}
+	}
+	s := w.create(t)
+	check("create")
+	if err := w.Pause(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Fatal(err)
+	}
+	if ran := agent.took(); len(ran) != 0 {
+		t.Errorf("with its memory: %q", ran)
+	}
+	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Fatal(err)
+	}
+	check("from its files")
+	if _, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Actor: tester}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(ctx, s.ID, "kept", tester); err != nil {
+		t.Fatal(err)
+	}
+	check("rollback")
+	w.create(t, func(r *CreateRequest) { r.Template = "kept" })
+	check("from a snapshot")
+}
+
+func TestStartCommandFails(t *testing.T) {
+	_, saved := saves(t)
+	var failing sync.Map
+	w, agent := startWorld(t, "serve", "ask", func(tag string, _ int) int32 {
+		if code, ok := failing.Load(tag); ok {
+			return code.(int32)
+		}
+		return map[string]int32{"start": -1, "ready": 0}[tag]
+	}, saved)
+	s := w.create(t)
+	if err := w.PauseToFiles(t.Context(), s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	request := CreateRequest{Template: "base", Timeout: time.Minute, Secure: true, Actor: tester}
+	for name, c := range map[string]struct {
+		start, ready int32
+		want         string
+	}{
+		"start command ends": {3, 1, `start command of template 'base' failed: "exit status 3"`},
+		"never ready":        {-1, 1, `ready command of template 'base' did not succeed`},
+		"ready hangs":        {0, -1, `ready command of template 'base' did not succeed`},
+	} {
+		failing.Store("start", c.start)
+		failing.Store("ready", c.ready)
+		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+		_, err := w.Create(ctx, request)
+		cancel()
+		wantKind(t, err, berm.Unavailable)
+		if err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+		if left, _ := w.engine.List(t.Context()); len(left) != 0 {
+			t.Errorf("%s: %v are left", name, left)
+		}
+	}
+	// One that rests goes on resting.
+	failing.Store("start", int32(3))
+	failing.Store("ready", int32(1))
+	_, _, err := w.Connect(t.Context(), s.ID, time.Minute, tester)
+	wantKind(t, err, berm.Unavailable)
+	if got, err := w.Get(t.Context(), s.ID); err != nil || got.State != berm.Paused {
+		t.Errorf("%s, %v", got.State, err)
+	}
+	failing.Clear()
+	agent.took()
+	if _, _, err := w.Connect(t.Context(), s.ID, time.Minute, tester); err != nil {
+		t.Error(err)
+	}
+	if ran := agent.took(); !slices.Equal(ran, []string{"start:serve", "ready:ask"}) {
+		t.Errorf("%q", ran)
+	}
+}
+
+// A start command alone is waited for until it runs; one that ends well is no failure.
+func TestStartAlone(t *testing.T) {
+	for _, code := range []int32{0, -1} {
+		w, agent := startWorld(t, "serve", "", func(string, int) int32 { return code })
+		w.create(t)
+		if ran := agent.took(); !slices.Equal(ran, []string{"start:serve"}) {
+			t.Errorf("%q", ran)
+		}
+	}
+}
+
+// Who kills a sandbox that is about to be ready need not wait for it.
+func TestKillBeforeReady(t *testing.T) {
+	_, saved := saves(t)
+	hang := make(chan bool, 1)
+	w, _ := startWorld(t, "", "ask", func(string, int) int32 {
+		select {
+		case <-hang:
+			hang <- true
+			return -1
+		default:
+			return 0
+		}
+	}, saved)
+	s := w.create(t)
+	if err := w.PauseToFiles(t.Context(), s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	hang <- true
+	resumed := make(chan error, 1)
+	go func() {
+		_, _, err := w.Connect(t.Context(), s.ID, time.Minute, tester)
+		resumed <- err
+	}()
+	eventually(t, "the resume", func() bool { left, _ := w.engine.List(t.Context()); return len(left) == 1 })
+	if err := w.Kill(t.Context(), s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case err := <-resumed:
+		if err == nil {
+			t.Error("a sandbox that was killed is resumed")
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatal("the resume goes on")
+	}
+	if left, _ := w.engine.List(t.Context()); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+}
