@@ -51,6 +51,27 @@ var linkCases = []testCase{
 			f.Close()
 		}
 	}},
+	// With a link there is a loopback beside it, and ports are reached as without one.
+	{name: "LinkAndPorts", needs: []Feature{Link, Exec, Ports}, run: func(t *testing.T, h Harness) {
+		s := create(t, h, func(spec *berm.Spec) { spec.Link = true })
+		begin(t, s, "echo hello >/tmp/index.html; httpd -f -p 127.0.0.1:8080 -h /tmp & httpd -f -p 0.0.0.0:8081 -h /tmp")
+		for _, port := range []uint16{8080, 8081} {
+			var conn io.ReadWriteCloser
+			eventually(t, patience, func() (err error) {
+				conn, err = s.Dial(testContext(t), port)
+				return err
+			})
+			_, _ = io.WriteString(conn, "GET /index.html HTTP/1.0\r\n\r\n")
+			text, err := io.ReadAll(conn)
+			if err != nil || !strings.HasSuffix(string(text), "hello\n") {
+				t.Errorf("port %d: %q, %v", port, text, err)
+			}
+			conn.Close()
+		}
+		if out := sh(t, s, "wget -q -O - http://127.0.0.1:8080/index.html; wget -q -O - http://127.0.0.1:8081/index.html"); out != "hello\nhello" {
+			t.Errorf("over loopback: %q", out)
+		}
+	}},
 	{name: "Keep", needs: []Feature{Link}, run: func(t *testing.T, h Harness) {
 		s := create(t, h, func(spec *berm.Spec) { spec.Link = true })
 		ctx := testContext(t)

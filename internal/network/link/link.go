@@ -95,6 +95,22 @@ func Make(c Config) (int, error) {
 	return fd, nil
 }
 
+// Loopback brings lo of the calling thread's network namespace up; the kernel gives it 127.0.0.1
+// and ::1. The caller needs CAP_NET_ADMIN in the namespace.
+func Loopback() error {
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(s) }()
+	request, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, request)
+}
+
 // attach makes the device on fd and returns its index.
 func attach(fd int, c Config) (uint32, error) {
 	ifreq, err := unix.NewIfreq(Name)

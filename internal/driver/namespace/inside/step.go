@@ -55,7 +55,7 @@ func do(s plan.Step, trees []int) error {
 	case plan.Hostname:
 		return unix.Sethostname([]byte(s.Data))
 	case plan.Loopback:
-		return loopback()
+		return link.Loopback()
 	case plan.Link:
 		return makeLink()
 	case plan.Rlimit:
@@ -251,21 +251,6 @@ func enter(path string, streams bool) error {
 		}
 	}
 	return unix.Close(null)
-}
-
-// loopback brings lo up; the kernel gives it 127.0.0.1 and ::1.
-func loopback() error {
-	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = unix.Close(fd) }()
-	request, err := unix.NewIfreq("lo")
-	if err != nil {
-		return err
-	}
-	request.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
-	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, request)
 }
 
 // makeLink makes the only way out and gives its other end away.

@@ -54,14 +54,7 @@ func Main(m *testing.M) {
 
 // Loopback brings lo of the calling thread's network namespace up.
 func Loopback() {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		panic(err)
-	}
-	defer unix.Close(s)
-	ifreq, _ := unix.NewIfreq("lo")
-	ifreq.SetUint16(unix.IFF_UP)
-	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, ifreq); err != nil {
+	if err := link.Loopback(); err != nil {
 		panic(err)
 	}
 }
