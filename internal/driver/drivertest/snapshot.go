@@ -1,13 +1,17 @@
 package drivertest
 
 import (
+	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -231,6 +235,114 @@ END
 		files := create(t, h, from(dir))
 		if got := sh(t, files, "cat /rang; kill -0 $(cat /pid) 2>/dev/null || echo dead"); got != "rang\ndead" {
 			t.Errorf("with files alone: %q", got)
+		}
+	}},
+	{name: "MemoryRefused", needs: []Feature{Snapshot, Memory, Exec, PIDLimit}, slow: true, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		lives := func() {
+			t.Helper()
+			if got := sh(t, s, "echo lives"); got != "lives" {
+				t.Errorf("it says %q", got)
+			}
+		}
+		refused := func(kind berm.Kind, dir string, change func(*berm.Spec)) {
+			t.Helper()
+			spec := h.Spec()
+			spec.From, spec.Memory = dir, true
+			change(&spec)
+			_, err := h.Driver.Create(testContext(t), spec)
+			want(t, err, kind)
+		}
+		refused(berm.NotFound, snapshot(t, s), func(*berm.Spec) {})
+		dir := t.TempDir()
+		if _, err := s.Snapshot(testContext(t), dir, true); err != nil {
+			t.Fatal(err)
+		}
+		refused(berm.Unsupported, dir, func(spec *berm.Spec) { spec.Limits.PIDs++ })
+		// No room: it goes on all the same.
+		small := t.TempDir()
+		if err := unix.Mount("small", small, "tmpfs", 0, "size=64k"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := s.Snapshot(testContext(t), small, true)
+		if err := unix.Unmount(small, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+		want(t, err, berm.Unavailable)
+		lives()
+		// What is cut short is no memory.
+		for _, name := range []string{"checkpoint.img", "pages_meta.img", "pages.img"} {
+			cut := t.TempDir()
+			if err := os.CopyFS(cut, os.DirFS(dir)); err != nil {
+				t.Fatal(err)
+			}
+			file := filepath.Join(cut, "memory", name)
+			info, err := os.Stat(file)
+			if err == nil {
+				err = os.Truncate(file, info.Size()/2)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			spec := h.Spec()
+			spec.From, spec.Memory = cut, true
+			if child, err := h.Driver.Create(testContext(t), spec); err == nil {
+				t.Errorf("with half of %s", name)
+				kill(t, child)
+			}
+		}
+		// An agent that does not let go of its connections, which root inside can bring about.
+		ctx, cancel := context.WithTimeout(testContext(t), time.Second)
+		defer cancel()
+		if _, err := Shell(ctx, s, "kill -STOP $PPID; sleep 1000"); err == nil {
+			t.Fatal("the agent was not stopped")
+		}
+		_, err = s.Snapshot(testContext(t), t.TempDir(), true)
+		want(t, err, berm.Unavailable)
+		if status, err := s.Status(testContext(t)); err != nil || status.State != berm.Running {
+			t.Errorf("%+v, %v", status, err)
+		}
+	}},
+	{name: "MemoryOverAndOver", needs: []Feature{Snapshot, Memory, Exec, Freeze}, slow: true, run: func(t *testing.T, h Harness) {
+		s := create(t, h)
+		sh(t, s, `cat >/sum.sh <<'END'
+sum=0; while :; do if read -r n 2>/dev/null </told; then rm /told; sum=$((sum+n)); echo $sum >/sum.new; mv /sum.new /sum; fi; sleep 0.01; done
+END
+			sh /sum.sh >/dev/null 2>&1 &`)
+		sum := 0
+		for i := 1; i <= 30; i++ {
+			sum += i
+			sh(t, s, fmt.Sprintf("echo %d >/told.new; mv /told.new /told; head -c %d /dev/urandom >/d%d && sha256sum /d%d >>/sums; while test -e /told; do sleep 0.01; done", i, i*997, i%7, i%7))
+			if i%2 == 0 {
+				if err := s.Pause(testContext(t)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			dir := t.TempDir()
+			if _, err := s.Snapshot(testContext(t), dir, true); err != nil {
+				t.Fatal(err)
+			}
+			kill(t, s)
+			s = create(t, h, from(dir), func(spec *berm.Spec) { spec.ID, spec.Memory = s.ID(), true })
+			if got := sh(t, s, fmt.Sprintf("until [ $(cat /sum) = %d ]; do sleep 0.01; done; tail -n 1 /sums | sha256sum -c >/dev/null && echo ok", sum)); got != "ok" {
+				t.Fatalf("cycle %d: %q", i, got)
+			}
+		}
+	}},
+	{name: "KillDuringCheckpoint", needs: []Feature{Snapshot, Memory, Exec}, run: func(t *testing.T, h Harness) {
+		for i := range 5 {
+			s := create(t, h)
+			done := make(chan error, 1)
+			dir := t.TempDir()
+			go func() {
+				_, err := s.Snapshot(testContext(t), dir, true)
+				done <- err
+			}()
+			time.Sleep(time.Duration(i*i*4) * time.Millisecond)
+			kill(t, s)
+			if err := <-done; err != nil && berm.KindOf(err) != berm.NotFound {
+				t.Errorf("one that was cut: %v", err)
+			}
 		}
 	}},
 	{name: "SnapshotRefused", needs: []Feature{Snapshot}, run: func(t *testing.T, h Harness) {

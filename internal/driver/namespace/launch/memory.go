@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -60,10 +61,13 @@ func (s *Sandbox) Checkpoint(dir string) (saved berm.Saved, err error) {
 			WithHint("leave memory out, or use a sandbox of level %s", berm.GVisor)
 	}
 	memory := filepath.Join(dir, SavedMemory)
-	if err := os.Mkdir(memory, 0o700); err != nil {
-		return saved, fault("save the memory", err)
+	if err = os.Mkdir(memory, 0o700); err == nil {
+		err = os.WriteFile(filepath.Join(memory, Manifest), s.order.GVisor.Manifest, 0o600)
 	}
-	if err := os.WriteFile(filepath.Join(memory, Manifest), s.order.GVisor.Manifest, 0o600); err != nil {
+	if errors.Is(err, unix.ENOSPC) {
+		return saved, noRoom(err)
+	}
+	if err != nil {
 		return saved, fault("save the memory", err)
 	}
 	// Those who connect from now on wait.
@@ -161,6 +165,9 @@ func (s *Sandbox) call(method string, arg any, files []*os.File) error {
 	}
 	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
 		return failed(err)
+	}
+	if strings.Contains(answer.Err, unix.ENOSPC.Error()) {
+		return noRoom(errors.New(answer.Err))
 	}
 	if !answer.Success {
 		return failed(errors.New(answer.Err))

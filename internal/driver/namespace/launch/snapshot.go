@@ -30,8 +30,7 @@ func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
 	}
 	failed := func(err error) (berm.Saved, error) {
 		if errors.Is(err, unix.ENOSPC) {
-			return saved, berm.Errorf(berm.Unavailable, "no room for a snapshot: %w", err).
-				WithHint("delete snapshots, kill sandboxes or make room where the server's data directory is")
+			return saved, noRoom(err)
 		}
 		return saved, fault("save the disk", err)
 	}
@@ -118,4 +117,9 @@ func duplicate(f *os.File) (*os.File, error) {
 		return nil, err
 	}
 	return os.NewFile(uintptr(fd), f.Name()), nil
+}
+
+func noRoom(err error) error {
+	return berm.Errorf(berm.Unavailable, "no room for a snapshot: %w", err).
+		WithHint("delete snapshots, kill sandboxes or make room where the server's data directory is")
 }
