@@ -1111,6 +1111,14 @@ func TestFilter(t *testing.T) {
 	if out, err := filter.Body(nil, []byte(tokenSecret), true); err != nil || bytes.Contains(out, []byte("CANARY")) {
 		t.Errorf("%q %v", out, err)
 	}
+	filter = r.open(t, bearer).Filter()
+	next := strings.Repeat("\x00 the next frame", 8)
+	if out, err := filter.Body(nil, []byte(tokenSecret[:len(tokenSecret)/2+3]+next), true); err != nil || !bytes.HasPrefix(out, []byte("****")) || !bytes.HasSuffix(out, []byte("*"+next)) {
+		t.Errorf("after the start of a secret: %q %v", out, err)
+	}
+	if text := string(r.open(t, bearer).Mask([]byte(`{"a":"` + tokenSecret[:len(tokenSecret)-2] + `","b":"what follows"}`))); !strings.HasSuffix(text, `*","b":"what follows"}`) {
+		t.Errorf("a record with the start of a secret: %s", text)
+	}
 	if r.open(t).Filter() != nil {
 		t.Error("there is nothing to look for")
 	}

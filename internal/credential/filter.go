@@ -24,24 +24,25 @@ type Filter struct {
 }
 
 // Filter returns a filter that masks every secret of the sandbox's bindings, for streams
-// that are no reply: output of commands, files, records. It is nil when there is none, and
-// knows the secrets of the present revision.
+// that are no reply: output of commands, files, records. What only begins like one is masked as
+// far as it does: these streams have frames and archives in them, which must stay readable. It is
+// nil when there is none, and knows the secrets of the present revision.
 func (s *Set) Filter() *Filter {
 	st := s.state.Load()
 	if st == nil || len(st.replies.needles) == 0 {
 		return nil
 	}
-	return &Filter{set: s, what: Leaked, stream: stream{matcher: st.replies}, names: st.replyNames}
+	return &Filter{set: s, what: Leaked, stream: stream{matcher: st.replies, exact: true}, names: st.replyNames}
 }
 
 // Mask masks every secret of the sandbox's bindings in a text, such as a record, which keeps
-// its length. It tells nobody of what it finds.
+// its length and, as with Filter, its structure. It tells nobody of what it finds.
 func (s *Set) Mask(text []byte) []byte {
 	m := s.masks.Load()
 	if m == nil || !m.begins(string(text)) {
 		return text
 	}
-	look := stream{matcher: m}
+	look := stream{matcher: m, exact: true}
 	masked, _ := look.feed(nil, text, true, true)
 	return masked
 }

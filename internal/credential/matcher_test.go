@@ -263,6 +263,32 @@ func TestGuessesComeBackAlike(t *testing.T) {
 	}
 }
 
+// What is exact masks of a text that begins like a secret what does, in whatever pieces, and
+// nothing after it; a whole secret goes as ever.
+func TestExactMasksNothingElse(t *testing.T) {
+	m := newMatcher([]needle{{canary, secret, "b"}, {"sk-live-another-one", secret, "c"}})
+	for i := enough(canary); i <= len(canary); i++ {
+		for name, text := range encodings(canary[:i]) {
+			for size := 1; size < 2*len(text)+12; size += 5 {
+				const before, after = "{\"a\":\"", "\x00}\x00\x00\x00\x00\x20 the next message, as long as another secret would be, and longer"
+				s := stream{matcher: m, exact: true}
+				var out []byte
+				for left := []byte(before + text + after); len(left) > 0; {
+					n := min(size, len(left))
+					out, _ = s.feed(out, left[:n], true, n == len(left))
+					left = left[n:]
+				}
+				if !bytes.HasPrefix(out, []byte(before)) || !bytes.HasSuffix(out, []byte(after)) || len(out) != len(before)+len(text)+len(after) {
+					t.Fatalf("%s of %d bytes in pieces of %d: %q", name, i, size, out)
+				}
+				if !strings.HasPrefix(name, "base64") && bytes.Contains(out, []byte(text)) {
+					t.Fatalf("%s of %d bytes in pieces of %d is not masked: %q", name, i, size, out)
+				}
+			}
+		}
+	}
+}
+
 // Who refuses replies with secrets refuses what begins like one, whether or not the rest comes.
 func TestBlockedByItsStart(t *testing.T) {
 	m := newMatcher([]needle{{canary, secret, "b"}})

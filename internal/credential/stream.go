@@ -13,6 +13,9 @@ type stream struct {
 	// start is called for each node with which a needle has begun, as hit is; nil for nobody who
 	// wants to know.
 	start func(n *node, from, to int64)
+	// exact has what begins like a needle masked as far as it does, and nothing after it: what
+	// comes next may be the structure of what is looked through.
+	exact bool
 
 	pos   int64 // bytes seen
 	raw   int32 // state
@@ -69,7 +72,9 @@ func (s *stream) run(b []byte) {
 		}
 		if n.begun != 0 && s.start != nil {
 			from := s.pos - int64(n.begun)
-			s.since, s.until, s.group = from, max(s.until, from+int64(n.whole)), n.beginsGroup
+			if !s.exact {
+				s.since, s.until, s.group = from, max(s.until, from+int64(n.whole)), n.beginsGroup
+			}
 			s.start(n, from, s.pos)
 		}
 		switch {
@@ -158,7 +163,9 @@ func (s *stream) plain(c byte, from, to int64) {
 		s.found(n, s.starts[len(s.starts)-int(n.length)], to)
 	}
 	if n.begun != 0 && s.start != nil {
-		s.chars = max(s.chars, int64(n.whole-n.begun))
+		if !s.exact {
+			s.chars = max(s.chars, int64(n.whole-n.begun))
+		}
 		s.start(n, s.starts[len(s.starts)-int(n.begun)], to)
 	}
 	if depth := int(s.nodes[s.dec].depth); len(s.starts) > 2*s.longest+64 {
@@ -299,7 +306,7 @@ func isEntity(c byte) bool {
 // whatever they are, so that the start of a needle in several pieces is there to be masked; late
 // gives them on when no more comes. With last set nothing is kept. In mask, needles become
 // asterisks, so that lengths stay as they are; so do texts as long that only begin like one, far
-// enough. found is the first needle of this piece, or without mask what begins like one.
+// enough, or with exact what of them does. found is the first needle of this piece, or without mask what begins like one.
 func (s *stream) feed(dst, piece []byte, mask, last bool) (out []byte, found *needle) {
 	s.base = s.pos - int64(len(s.held))
 	fresh := len(s.held) == 0

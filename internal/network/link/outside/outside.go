@@ -13,9 +13,8 @@ import (
 )
 
 // Make does what link.Make does in the network namespace that the descriptor names, with
-// the rights of the caller, who needs CAP_SYS_ADMIN and CAP_NET_ADMIN over it, and brings lo up
-// there: a kernel that takes the namespace over may look at it only once. Where the host cannot
-// have such a link it fails with Unsupported.
+// the rights of the caller, who needs CAP_SYS_ADMIN and CAP_NET_ADMIN over it. Where the
+// host cannot have such a link it fails with Unsupported.
 func Make(namespace int, c link.Config) (int, error) {
 	runtime.LockOSThread()
 	own, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -28,12 +27,7 @@ func Make(namespace int, c link.Config) (int, error) {
 		runtime.UnlockOSThread()
 		return -1, berm.Errorf(berm.Internal, "enter the sandbox's network namespace: %w", err)
 	}
-	fd := -1
-	if err = link.Loopback(); err != nil {
-		err = berm.Errorf(berm.Internal, "bring lo up: %w", err)
-	} else {
-		fd, err = link.Make(c)
-	}
+	fd, err := link.Make(c)
 	// The thread goes back and is not left to end: a process that it started may have asked
 	// for a signal at its parent's death, which is the thread's.
 	if err := unix.Setns(own, unix.CLONE_NEWNET); err != nil {
