@@ -285,8 +285,17 @@ func (s *session) informResumed(ctx context.Context) {
 	}
 }
 
-// initAgent changes the configuration of the guest agent.
+// initAgent changes the configuration of the session's guest agent.
 func (s *session) initAgent(ctx context.Context, told berm.GuestConfig) error {
+	token := ""
+	if info := s.snapshot(); info.Secure {
+		token = s.m.token("access", info.ID)
+	}
+	return initAgent(ctx, s.current(), token, told)
+}
+
+// initAgent changes the configuration of a guest agent, which asks for token unless that is "".
+func initAgent(ctx context.Context, handle berm.Sandbox, token string, told berm.GuestConfig) error {
 	body, err := json.Marshal(told)
 	if err != nil {
 		return berm.Errorf(berm.Internal, "guest agent: %w", err)
@@ -297,12 +306,12 @@ func (s *session) initAgent(ctx context.Context, told berm.GuestConfig) error {
 	if err != nil {
 		return berm.Errorf(berm.Internal, "guest agent: %w", err)
 	}
-	if info := s.snapshot(); info.Secure {
-		request.Header.Set("X-Access-Token", s.m.token("access", info.ID))
+	if token != "" {
+		request.Header.Set("X-Access-Token", token)
 	}
 	var dialed error
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, err := s.current().Dial(ctx, berm.AgentPort)
+		conn, err := handle.Dial(ctx, berm.AgentPort)
 		dialed = err
 		return conn, err
 	}}
@@ -316,7 +325,7 @@ func (s *session) initAgent(ctx context.Context, told berm.GuestConfig) error {
 	defer answer.Body.Close()
 	if answer.StatusCode >= 300 {
 		text, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10))
-		return berm.Errorf(berm.Unsupported, "the guest agent cannot have the programs inside trust what looks into requests: %s", text)
+		return berm.Errorf(berm.Unsupported, "the guest agent does not take what programs inside are to have and to trust: %s", text)
 	}
 	return nil
 }

@@ -86,6 +86,8 @@ type Config struct {
 	Egress        Egress
 	// Processes records the processes inside; nil does not.
 	Processes Processes
+	// Pools are sandboxes that are made in advance.
+	Pools []Pool
 	// SampleEvery is the time between two metrics samples.
 	SampleEvery time.Duration
 }
@@ -113,13 +115,18 @@ type Manager struct {
 	mu       sync.Mutex
 	sessions map[berm.SandboxID]*session
 	creating int
+	pools    []*pool
+	tend     chan struct{} // has the pools looked at
 	shelf    *shelf
 	once     map[string]*creation // under way, by key of the request
 }
 
 // New makes a Manager. Start must be called before anything else.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, shelf: newShelf()}
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
+	for _, p := range c.Pools {
+		m.pools = append(m.pools, &pool{Pool: p, asked: time.Now()})
+	}
 	m.ctx, m.stop = context.WithCancel(context.Background())
 	return m
 }
@@ -169,6 +176,9 @@ func (m *Manager) Start(ctx context.Context) error {
 	}
 	m.work.Go(m.sampleLoop)
 	m.work.Go(m.pruneLoop)
+	if len(m.pools) > 0 {
+		m.work.Go(m.keepPools)
+	}
 	return nil
 }
 
@@ -320,18 +330,24 @@ func notFound(id berm.SandboxID) error {
 func (m *Manager) reserve() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	held := m.held()
+	if m.MaxSandboxes > 0 && held+m.pooled() >= m.MaxSandboxes && !m.giveWay() {
+		return berm.Errorf(berm.Exhausted, "you have reached the maximum number of concurrent sandboxes (%d)", m.MaxSandboxes).
+			WithHint("kill a sandbox, or raise max-sandboxes; paused sandboxes keep their memory and count")
+	}
+	m.creating++
+	return nil
+}
+
+// held counts the sandboxes that have memory, or soon will. The caller holds m.mu.
+func (m *Manager) held() int {
 	held := m.creating
 	for _, s := range m.sessions {
 		if s.snapshot().SavedAs == "" { // else it takes disk alone
 			held++
 		}
 	}
-	if m.MaxSandboxes > 0 && held >= m.MaxSandboxes {
-		return berm.Errorf(berm.Exhausted, "you have reached the maximum number of concurrent sandboxes (%d)", m.MaxSandboxes).
-			WithHint("kill a sandbox, or raise max-sandboxes; paused sandboxes keep their memory and count")
-	}
-	m.creating++
-	return nil
+	return held
 }
 
 // Running returns how many sandboxes are running and how many exist.

@@ -106,16 +106,6 @@ func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err e
 // make makes a sandbox of what was checked.
 func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func(string)) (Sandbox, error) {
 	template, allowed, fields, granted := o.template, o.allowed, o.fields, o.granted
-	if err := m.reserve(); err != nil {
-		return Sandbox{}, err
-	}
-	cu := cleanup.Make(func() {
-		m.mu.Lock()
-		m.creating--
-		m.mu.Unlock()
-	})
-	defer cu.Clean()
-
 	begin := time.Now().UTC()
 	if r.OnDeadline == "" {
 		r.OnDeadline = berm.KillAtDeadline
@@ -127,36 +117,55 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	if o.saved != "" {
 		spec.From, spec.Memory = m.savedDir(o.saved), o.memory
 	}
+	warm := m.take(ctx, &spec)
+	cu := cleanup.Make()
+	defer cu.Clean()
+	if warm != nil {
+		cu.Add(func() { m.discard(warm.handle) })
+		step("pool")
+	}
+	if err := m.reserve(); err != nil {
+		return Sandbox{}, err
+	}
+	cu.Add(func() {
+		m.mu.Lock()
+		m.creating--
+		m.mu.Unlock()
+	})
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
 		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline, "from": o.from, "parent": o.parent,
-		"start": template.Start, "ready": template.Ready,
+		"start": template.Start, "ready": template.Ready, "warm": warm != nil,
 	}); err != nil {
 		return Sandbox{}, err
 	}
 	step("record")
 	engineCtx, cancel := context.WithTimeout(ctx, createTime)
 	defer cancel()
-	handle, err := m.Engine.Create(engineCtx, spec)
-	if err != nil {
-		m.tell(spec.ID, r.Actor, audit.SandboxCreate, audit.Failed, err.Error(), nil)
-		if engineCtx.Err() != nil && ctx.Err() == nil {
-			err = berm.Errorf(berm.Unavailable, "sandbox was not ready within %s: %w", createTime, err)
+	var handle berm.Sandbox
+	var held berm.Policy
+	if warm != nil {
+		handle, held = warm.handle, warm.held
+	} else {
+		if handle, err = m.Engine.Create(engineCtx, spec); err != nil {
+			m.tell(spec.ID, r.Actor, audit.SandboxCreate, audit.Failed, err.Error(), nil)
+			if engineCtx.Err() != nil && ctx.Err() == nil {
+				err = berm.Errorf(berm.Unavailable, "sandbox was not ready within %s: %w", createTime, err)
+			}
+			if berm.KindOf(err) == berm.NotFound { // to a client that would be the template
+				err = berm.Errorf(berm.Unavailable, "sandbox died while it was made: %w", err)
+			}
+			return Sandbox{}, err
 		}
-		if berm.KindOf(err) == berm.NotFound { // to a client that would be the template
-			err = berm.Errorf(berm.Unavailable, "sandbox died while it was made: %w", err)
+		cu.Add(func() { m.discard(handle) })
+		step("engine")
+		if held, err = handle.Policy(engineCtx); err != nil {
+			return Sandbox{}, err
 		}
-		return Sandbox{}, err
 	}
-	cu.Add(func() { m.discard(handle) })
-	step("engine")
 	if err := ctx.Err(); err != nil { // nobody would ever learn its id
 		return Sandbox{}, berm.Errorf(berm.Unavailable, "create was given up: %w", err)
 	}
 	if err := failpoint.Hit("control.created"); err != nil {
-		return Sandbox{}, err
-	}
-	held, err := handle.Policy(engineCtx)
-	if err != nil {
 		return Sandbox{}, err
 	}
 	if err := m.emit(spec.ID, r.Actor, audit.PolicySet, audit.OK, "", held); err != nil {
@@ -173,7 +182,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 		Env: r.Env, Base: &template, From: o.from, Parent: o.parent, FilesOnly: r.FilesOnly,
-		Checkpoints: r.Checkpoints,
+		Checkpoints: r.Checkpoints, Warm: warm != nil,
 	}
 	var warnings []string
 	if spec.Link {

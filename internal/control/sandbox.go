@@ -56,6 +56,8 @@ type Sandbox struct {
 	// it failed.
 	Checkpoints Checkpoints       `json:"checkpoints,omitzero"`
 	Missed      *MissedCheckpoint `json:"missed,omitempty"`
+	// Warm says that it was made in advance.
+	Warm bool `json:"warm,omitempty"`
 
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
 	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public

@@ -367,7 +367,7 @@ func (s *session) saveNow(ctx context.Context, memory bool, why string) (berm.Bu
 	defer cu.Clean()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTime)
 	defer cancel()
-	saved, err := s.current().Snapshot(ctx, s.m.savedDir(build), memory || why != "checkpoint" && s.m.probe(info.Level).Memory)
+	saved, err := s.current().Snapshot(ctx, s.m.savedDir(build), memory)
 	if berm.KindOf(err) == berm.NotFound && err != nil {
 		err = notFound(info.ID)
 	}

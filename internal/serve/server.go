@@ -54,6 +54,8 @@ type Config struct {
 	MaxSandboxes int
 	MaxTimeout   time.Duration
 	MaxLimits    berm.Limits
+	// Pools are sandboxes that are made in advance.
+	Pools []control.Pool
 	// CheckpointBytes bounds the checkpoints of one sandbox together; 0 does not.
 	CheckpointBytes int64
 	// RequireLimits refuses a sandbox of a template whose limits the host cannot enforce.
@@ -295,7 +297,7 @@ func Run(ctx context.Context, c Config) error {
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: changesTo, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), HoldLayers: c.HoldLayers,
-		CheckpointBytes: c.CheckpointBytes,
+		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools,
 	})
 	if processes != nil {
 		cu.Add(processes.Close)

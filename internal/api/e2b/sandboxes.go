@@ -71,6 +71,8 @@ type additions struct {
 	// Warnings are what in its network policy is probably not meant; of a create only.
 	Warnings    []string         `json:"warnings,omitempty"`
 	Checkpoints *toldCheckpoints `json:"checkpoints,omitempty"`
+	// Warm says that it was made in advance.
+	Warm bool `json:"warm,omitempty"`
 }
 
 func (a *API) additions(s control.Sandbox) additions {
@@ -78,7 +80,7 @@ func (a *API) additions(s control.Sandbox) additions {
 	if a.Sessions.Egress.Service != nil && a.Sessions.Egress.Public {
 		egress = "public"
 	}
-	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings, Checkpoints: toCheckpoints(s)}
+	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings, Checkpoints: toCheckpoints(s), Warm: s.Warm}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {

@@ -38,6 +38,7 @@ func newStats(sessions *control.Manager) *stats {
 		gauge("berm_sandboxes_running", "Sandboxes that run.", func() int { running, _ := sessions.Running(); return running }),
 		gauge("berm_sandboxes", "Sandboxes that exist, paused ones too.", func() int { _, all := sessions.Running(); return all }),
 		traffic{sessions},
+		pools{sessions},
 		collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}),
 	)
@@ -73,6 +74,29 @@ func (t traffic) Collect(out chan<- prometheus.Metric) {
 		tell(trafficFlows, float64(n.Allowed), "allow")
 		tell(trafficFlows, float64(n.Denied), "deny")
 		tell(trafficQueries, float64(n.DeniedQueries))
+	}
+}
+
+// pools shows the pools of sandboxes that wait.
+type pools struct{ sessions *control.Manager }
+
+var (
+	poolWaiting = prometheus.NewDesc("berm_pool_waiting", "Sandboxes of a pool that wait for whoever creates one.", []string{"template", "level"}, nil)
+	poolAsked   = prometheus.NewDesc("berm_pool_creates_total", "Creations of a pool's template and level, by whether they found a sandbox that waited.",
+		[]string{"template", "level", "warm"}, nil)
+)
+
+func (pools) Describe(out chan<- *prometheus.Desc) {
+	out <- poolWaiting
+	out <- poolAsked
+}
+
+func (p pools) Collect(out chan<- prometheus.Metric) {
+	for _, state := range p.sessions.Pools() {
+		level := string(state.Level)
+		out <- prometheus.MustNewConstMetric(poolWaiting, prometheus.GaugeValue, float64(state.Waiting), state.Template, level)
+		out <- prometheus.MustNewConstMetric(poolAsked, prometheus.CounterValue, float64(state.Hits), state.Template, level, "true")
+		out <- prometheus.MustNewConstMetric(poolAsked, prometheus.CounterValue, float64(state.Misses), state.Template, level, "false")
 	}
 }
 
