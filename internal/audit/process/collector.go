@@ -18,10 +18,10 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/process/ledger"
 	"github.com/berm-sandbox/berm/internal/kernel/trace"
 )
 
@@ -31,9 +31,6 @@ const (
 	// gathered is how long they wait for each other: to wake somebody for each of them would
 	// cost more than all else.
 	gathered = 25 * time.Millisecond
-	// Of more than this many events of a sandbox some are counted only.
-	eventsPerSecond = 500
-	eventsAtOnce    = 5000
 	// endTime is how long the end of a sandbox waits for the records of its processes'.
 	endTime = 300 * time.Millisecond
 )
@@ -71,9 +68,7 @@ type box struct {
 	hosts map[int]int
 
 	// Of the goroutine that makes records.
-	limit *rate.Limiter
-	sums  map[audit.ProcessSum]int // with a Count of 0
-	told  uint64                   // lost events that are recorded
+	ledger *ledger.Ledger
 }
 
 // end lets go of what is open of a sandbox.
@@ -132,10 +127,7 @@ func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 	if first == nil {
 		return berm.Errorf(berm.Unsupported, "the processes of sandbox %s are not the host's", id)
 	}
-	b := &box{
-		id: id, first: *first, limit: rate.NewLimiter(eventsPerSecond, eventsAtOnce),
-		hosts: map[int]int{}, sums: map[audit.ProcessSum]int{},
-	}
+	b := &box{id: id, first: *first, hosts: map[int]int{}, ledger: c.open(id)}
 	var err error
 	if b.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", first.PID), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return berm.Errorf(berm.NotFound, "sandbox %s has no first process: %w", id, err)
@@ -155,7 +147,7 @@ func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 		return err
 	}
 	if late {
-		c.emit(b, audit.Gap, audit.OK, "no server ran", map[string]any{"source": "processes"})
+		b.ledger.Gap("no server ran", 0)
 	}
 	return nil
 }
@@ -349,26 +341,16 @@ func (c *Collector) sums() {
 	boxes := slices.Collect(maps.Values(c.boxes))
 	c.mu.Unlock()
 	for _, b := range boxes {
-		c.sum(b)
+		b.ledger.Sum(c.tracer.Lost(b.first.Namespace) + b.full.Load())
 	}
 }
 
 var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit}
 
-// ago is how many microseconds ago a time of the monotonic clock was.
-func ago(at time.Duration) int64 {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
-		return 0
-	}
-	return max((time.Duration(now.Nano()) - at).Microseconds(), 0)
-}
-
 func (c *Collector) take(i item) {
 	defer i.close()
 	b := i.box
-	p := audit.Process{PID: i.PID, PPID: i.Parent, Host: i.Host, UID: b.inside(i.UID), Ago: ago(i.At)}
-	outcome := audit.OK
+	p := audit.Process{PID: i.PID, PPID: i.Parent, Host: i.Host, UID: b.inside(i.UID), Ago: ledger.Ago(i.At)}
 	switch i.Kind {
 	case trace.Exec:
 		p.Exe = i.Name
@@ -380,60 +362,30 @@ func (c *Collector) take(i item) {
 		} else if strings.HasPrefix(i.File, "/") && path.Base(i.File) == i.Name {
 			p.Exe = i.File
 		}
-		p.Exe = audit.Shorten(p.Exe, 1024)
 	case trace.Exit:
-		status := syscall.WaitStatus(i.Status)
-		if status.Signaled() {
-			p.Signal = unix.SignalName(status.Signal())
-		} else {
-			code := status.ExitStatus()
-			p.Code = &code
-			if code != 0 {
-				outcome = audit.Failed
-			}
-		}
+		ledger.Ended(&p, syscall.WaitStatus(i.Status))
 	}
-	if !b.limit.Allow() {
-		if len(b.sums) >= maxSums {
-			p.Exe = ""
+	b.ledger.Take(types[i.Kind], p, func(p *audit.Process) {
+		if i.Kind != trace.Exec {
+			return
 		}
-		b.sums[audit.ProcessSum{Type: types[i.Kind], Exe: p.Exe}]++
-		return
-	}
-	if i.Kind == trace.Exec {
 		if i.exe != nil {
 			p.SHA256 = c.hashes.sum(b, i.exe)
 		}
 		p.Cwd = audit.Shorten(i.cwd, 1024)
-		args := strings.Split(strings.TrimSuffix(string(i.Args), "\x00"), "\x00")
-		p.Argv, p.Cut = audit.Fit(args, 12<<10)
-		p.Cut = p.Cut || i.ArgLen > len(i.Args)
-	}
-	c.emit(b, types[i.Kind], outcome, "", p)
-}
-
-// maxSums bounds the programs that are counted apart in a second.
-const maxSums = 100
-
-// sum records what was counted, and what was lost.
-func (c *Collector) sum(b *box) {
-	for s, n := range b.sums {
-		s.Count = n
-		c.emit(b, audit.ProcSum, audit.OK, "", s)
-	}
-	clear(b.sums)
-	if lost := c.tracer.Lost(b.first.Namespace) + b.full.Load(); lost > b.told {
-		c.emit(b, audit.Gap, audit.OK, "there were too many at once", map[string]any{"source": "processes", "count": lost - b.told})
-		b.told = lost
-	}
-}
-
-func (c *Collector) emit(b *box, what audit.Type, outcome audit.Outcome, reason string, data any) {
-	err := c.audit.Emit(audit.Record{
-		Sandbox: b.id, Actor: audit.Actor{Type: "system"}, Type: what, Src: "kernel", Trust: audit.TrustHost,
-		Outcome: outcome, Reason: reason, Data: data,
+		ledger.Args(p, strings.Split(strings.TrimSuffix(string(i.Args), "\x00"), "\x00"), i.ArgLen > len(i.Args))
 	})
-	if err != nil {
-		c.log.Error("audit record lost", "sandbox", b.id, "type", what, "error", err)
-	}
+}
+
+// open begins the records of a sandbox.
+func (c *Collector) open(id berm.SandboxID) *ledger.Ledger {
+	return ledger.New(func(what audit.Type, outcome audit.Outcome, reason string, data any) {
+		err := c.audit.Emit(audit.Record{
+			Sandbox: id, Actor: audit.Actor{Type: "system"}, Type: what, Src: "kernel", Trust: audit.TrustHost,
+			Outcome: outcome, Reason: reason, Data: data,
+		})
+		if err != nil {
+			c.log.Error("audit record lost", "sandbox", id, "type", what, "error", err)
+		}
+	})
 }

@@ -2,32 +2,22 @@ package process
 
 import (
 	"bytes"
-	"crypto/sha256"
-	"encoding/hex"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berm-sandbox/berm/internal/audit/process/ledger"
 	"github.com/berm-sandbox/berm/internal/kernel/trace"
 )
 
 // executable is the file of an execution.
 type executable struct {
 	path string // inside; "" when only the kernel's name of the file is known
-	key  fileKey
-	hash string   // "" before it is known
+	key  ledger.Version
 	file *os.File // to be hashed; nil when there is no need or no way
-}
-
-// fileKey is a version of a file: no program can set the time of the last change.
-type fileKey struct {
-	dev, ino     uint64
-	size         int64
-	mtime, ctime unix.Timespec
 }
 
 // seen is an executable as the kernel names it, for processes that are gone before they are
@@ -42,16 +32,13 @@ type seen struct {
 
 // hashes are those of executables.
 type hashes struct {
-	mu    sync.Mutex
-	known map[fileKey]string
-	last  map[seen]executable
+	ledger.Hashes
+	mu   sync.Mutex
+	last map[seen]executable
 }
 
-const (
-	maxHashes = 10_000    // remembered
-	maxHashed = 512 << 20 // bytes of a file that is hashed
-	maxLate   = 8 << 20   // also when its sandbox is being taken away
-)
+// maxLast bounds what is remembered.
+const maxLast = 10_000
 
 // look finds the file of an execution and where its process works. The process may be gone, or
 // executing something else by now.
@@ -135,61 +122,35 @@ func (h *hashes) find(b *box, e trace.Event, name string) *executable {
 
 // check makes an executable of an open file if it is that of the event.
 func (h *hashes) check(f *os.File, e trace.Event) *executable {
-	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Ino != e.Inode || st.Size != e.Size || st.Ctim.Nano() != e.Changed {
+	v, ok := ledger.VersionOf(f)
+	if !ok || v.Ino != e.Inode || v.Size != e.Size || v.Ctime.Nano() != e.Changed {
 		return nil
 	}
-	return &executable{key: fileKey{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}, file: f}
+	return &executable{key: v, file: f}
 }
 
 func seenOf(e trace.Event) seen { return seen{e.Namespace, e.Inode, e.Size, e.Changed, e.Name} }
 
 // remember keeps an executable for later ones, and closes its file if its hash is known.
 func (h *hashes) remember(e trace.Event, x *executable) *executable {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.known == nil || len(h.known) > maxHashes {
-		h.known = map[fileKey]string{}
-	}
-	if h.last == nil || len(h.last) > maxHashes {
-		h.last = map[seen]executable{}
-	}
-	x.hash = h.known[x.key]
-	if x.hash != "" || x.key.size > maxHashed {
+	if h.Known(x.key) != "" {
 		x.file.Close()
 		x.file = nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.last == nil || len(h.last) > maxLast {
+		h.last = map[seen]executable{}
 	}
 	h.last[seenOf(e)] = executable{path: x.path, key: x.key}
 	return x
 }
 
-// sum is the hash of an executable, "" when it cannot be known any more.
+// sum is the hash of an executable, "" when it cannot be known any more. Large ones do not wait for
+// theirs while the sandbox is being taken away.
 func (h *hashes) sum(b *box, x *executable) string {
-	h.mu.Lock()
-	hash := h.known[x.key]
-	h.mu.Unlock()
-	if hash != "" || x.file == nil {
-		return hash
+	if x.file == nil {
+		return h.Known(x.key)
 	}
-	sum := sha256.New()
-	for {
-		if x.key.size > maxLate && b.over.Load() {
-			return ""
-		}
-		if _, err := io.CopyN(sum, x.file, 1<<20); err == io.EOF { //nolint:errorlint // io.CopyN returns it as it is
-			break
-		} else if err != nil {
-			return ""
-		}
-	}
-	hash = hex.EncodeToString(sum.Sum(nil))
-	// Not if it was changed meanwhile.
-	var st unix.Stat_t
-	if unix.Fstat(int(x.file.Fd()), &st) != nil || (fileKey{st.Dev, st.Ino, st.Size, st.Mtim, st.Ctim}) != x.key {
-		return ""
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.known[x.key] = hash
-	return hash
+	return h.Sum(x.file, x.key, b.over.Load)
 }
