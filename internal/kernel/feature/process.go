@@ -13,6 +13,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/kernel/capability"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
+	"github.com/berm-sandbox/berm/internal/kernel/notify"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 )
 
@@ -107,6 +108,22 @@ var RaiseLimits = &Test{
 			return "", berm.Errorf(berm.Denied, "missing; the hard limit of open files is %d", files.Max)
 		}
 		return "", nil
+	},
+}
+
+// ExecListener is hearing of what other processes execute without rights of root's.
+var ExecListener = &Test{
+	Name: "listeners for executions", MinVersion: notify.MinVersion,
+	Fix: "use a newer kernel; without them, and without BPF, what runs inside is not recorded",
+	try: func(context.Context) (string, error) {
+		if err := notify.Check(); err != nil {
+			return "", err
+		}
+		detail := "processes inside can be recorded without BPF"
+		if !notify.TellsExits() {
+			detail += ", without exit codes (Linux 6.15)"
+		}
+		return detail, nil
 	},
 }
 
