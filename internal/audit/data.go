@@ -36,6 +36,9 @@ type Process struct {
 	Argv   []string `json:"argv,omitempty"`
 	Cwd    string   `json:"cwd,omitempty"`
 	Cut    bool     `json:"cut,omitempty"` // Argv is longer than what was kept
+	// Asked: Exe and Argv are what the process asked for, which it can have changed meanwhile, and
+	// which the kernel may have refused.
+	Asked bool `json:"asked,omitempty"`
 	// Of an end.
 	Code   *int   `json:"code,omitempty"`
 	Signal string `json:"signal,omitempty"`

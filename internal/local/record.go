@@ -41,6 +41,7 @@ type records struct {
 type waiting struct {
 	audit.Record
 	told bool // by who masks secrets in what it tells
+	at   time.Time
 }
 
 const (
@@ -60,7 +61,7 @@ func (j *records) add(r audit.Record, told bool) {
 		j.lost++
 		return
 	}
-	if j.waiting = append(j.waiting, waiting{r, told}); len(j.waiting) >= maxWaiting/2 {
+	if j.waiting = append(j.waiting, waiting{r, told, time.Now()}); len(j.waiting) >= maxWaiting/2 {
 		select {
 		case j.full <- struct{}{}:
 		default:
@@ -84,6 +85,12 @@ func (j *records) write() {
 	j.mu.Unlock()
 	if len(batch) == 0 || j.failed != nil {
 		return
+	}
+	for i := range batch {
+		if p, ok := batch[i].Data.(audit.Process); ok { // whose time is counted from the record's
+			p.Ago += time.Since(batch[i].at).Microseconds()
+			batch[i].Data = p
+		}
 	}
 	if j.hasSecrets() {
 		j.maskAll(batch)

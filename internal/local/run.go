@@ -63,6 +63,8 @@ type Request struct {
 	Started func()
 	// Narrowed says that a limit is that of the project's own file.
 	Narrowed bool
+
+	processes *processes // what runs inside is recorded by; nil: it is not
 }
 
 // Covered is a file at a path inside, and where it lies outside.
@@ -130,9 +132,14 @@ func Run(ctx context.Context, r *Request) (Outcome, error) {
 	}
 	var unready error // what the host had nothing to do with
 	order := launch.Order{ID: r.ID, IDs: ids, Limits: limits(r.Grant.Limits, ids), HostNetwork: r.Grant.Network == preset.NetworkHost, Link: r.Network}
-	ended, err := launch.Run(ctx, order, launch.Command{
+	command := launch.Command{
 		Argv: r.Argv, Env: r.Env, Streams: r.Streams, Timeout: r.Grant.Timeout, Signals: r.Signals, Started: r.Started, Link: r.Link,
-	}, func(o *launch.Order) error {
+	}
+	if r.processes != nil {
+		command.Watch = r.processes.listen
+		defer r.processes.finish()
+	}
+	ended, err := launch.Run(ctx, order, command, func(o *launch.Order) error {
 		unready = r.complete(o)
 		return unready
 	})
@@ -198,7 +205,7 @@ func (r *Request) plan(ids launch.IDs, upper launch.Upper) (*wall.SetUp, error) 
 	if l.PIDs == 0 {
 		l.PIDs = defaultPIDs
 	}
-	c := wall.Config{IDs: ids, Limits: l, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, NoSetID: true, CallersGroup: true, Link: r.Network}
+	c := wall.Config{IDs: ids, Limits: l, Profile: r.Grant.Profile, Hostname: hostname, Root: root, Cgroup: "none", HostNetwork: r.Grant.Network == preset.NetworkHost, NoSetID: true, CallersGroup: true, Link: r.Network, Watch: r.processes != nil}
 	if ids.Kind == launch.Leased {
 		c.Capabilities = capability.Inside
 		c.Cgroup = "one for the command"

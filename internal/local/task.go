@@ -48,7 +48,9 @@ type Task struct {
 	// AllowWeaker runs the command under Landlock and seccomp alone where the namespace
 	// level cannot be had.
 	AllowWeaker bool
-	Notice      func(string) // is told what a person should know
+	// Unwatched leaves out of the audit log what the command executes.
+	Unwatched bool
+	Notice    func(string) // is told what a person should know
 	// Network is how the command reaches what Rights allow it and Network.Policy does.
 	Network Network
 	// Config is the user's configuration; nil is none.
@@ -155,6 +157,9 @@ func Do(ctx context.Context, t *Task) (Result, error) {
 	}
 	monitor.Trace("prepared")
 	journal := begin(t, r)
+	if !t.Unwatched {
+		r.processes = journal.watch()
+	}
 	result, err := doOnline(ctx, t, r, journal)
 	result.Sandbox = r.ID
 	monitor.Trace("done")

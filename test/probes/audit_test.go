@@ -38,6 +38,44 @@ func TestAudit(t *testing.T) {
 // auditWays has static programs run in all ways: children, threads, double forks, in memory, by
 // the names that busybox goes by.
 func auditWays(ctx context.Context, t *testing.T, s *harness.Server) {
+	programs := waysPrograms(ctx, t)
+	box, err := s.Create(ctx, 2*time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, path := range programs {
+		content, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = box.Write(ctx, "root", "/tmp/"+name, content)
+		content.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if r, err := box.Run(ctx, harness.Shell("root", waysScript)); err != nil || r.Code != 0 {
+		t.Fatalf("%v: %d %s", err, r.Code, r.Stderr)
+	}
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	log := ended(t, s, box.ID)
+	for _, p := range log.ways(t, programs) {
+		if log.forks[p.PID] == 0 || log.exits[p.PID] == 0 {
+			t.Errorf("%v: process %d has %d beginnings and %d ends", p.Argv, p.PID, log.forks[p.PID], log.exits[p.PID])
+		}
+	}
+	for pid, n := range log.forks {
+		if log.exits[pid] != n {
+			t.Errorf("process %d has %d beginnings and %d ends", pid, n, log.exits[pid])
+		}
+	}
+}
+
+// waysPrograms are the programs that waysScript wants in /tmp, by their names there.
+func waysPrograms(ctx context.Context, t *testing.T) map[string]string {
+	t.Helper()
 	ways := filepath.Join(t.TempDir(), "ways")
 	build := exec.CommandContext(ctx, "go", "build", "-o", ways, "./testdata/ways")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -48,44 +86,31 @@ func auditWays(ctx context.Context, t *testing.T, s *harness.Server) {
 	if err != nil {
 		t.Fatal("the tests need busybox-static: install it, or run `make setup`")
 	}
-	box, err := s.Create(ctx, 2*time.Minute, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	return map[string]string{"ways": ways, "busybox": busybox}
+}
+
+const waysScript = `set -e
+	cd /tmp; chmod 755 ways busybox; ln -s busybox true; ln -s busybox env
+	./ways all
+	./busybox true bb-by-name
+	./true bb-by-link
+	./env ./busybox true bb-by-bb
+	./busybox sh -c './true bb-by-its-shell; ./busybox true bb-by-its-exec'
+	printf '#!/tmp/busybox sh\n./true bb-by-script\n' >script; chmod 755 script; ./script
+	sleep 1`
+
+// ways checks that all is recorded that waysScript executed, and returns its records.
+func (r recorded) ways(t *testing.T, programs map[string]string) (all []audit.Process) {
+	t.Helper()
 	sums := map[string]string{}
-	for name, path := range map[string]string{"/tmp/ways": ways, "/tmp/busybox": busybox} {
-		content, err := os.Open(path)
+	for name, path := range programs {
+		content, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		hash := sha256.Sum256(sum)
-		sums[name] = hex.EncodeToString(hash[:])
-		err = box.Write(ctx, "root", name, content)
-		content.Close()
-		if err != nil {
-			t.Fatal(err)
-		}
+		hash := sha256.Sum256(content)
+		sums["/tmp/"+name] = hex.EncodeToString(hash[:])
 	}
-	const script = `set -e
-		cd /tmp; chmod 755 ways busybox; ln -s busybox true; ln -s busybox env
-		./ways all
-		./busybox true bb-by-name
-		./true bb-by-link
-		./env ./busybox true bb-by-bb
-		./busybox sh -c './true bb-by-its-shell; ./busybox true bb-by-its-exec'
-		printf '#!/tmp/busybox sh\n./true bb-by-script\n' >script; chmod 755 script; ./script
-		sleep 1`
-	if r, err := box.Run(ctx, harness.Shell("root", script)); err != nil || r.Code != 0 {
-		t.Fatalf("%v: %d %s", err, r.Code, r.Stderr)
-	}
-	if err := box.Kill(ctx); err != nil {
-		t.Fatal(err)
-	}
-	log := ended(t, s, box.ID)
 	want := map[string]string{}
 	for _, name := range []string{"child", "stays", "double-fork", "exec-in-a-thread", "memfd-short", "memfd"} {
 		want[name] = "/tmp/ways"
@@ -97,7 +122,7 @@ func auditWays(ctx context.Context, t *testing.T, s *harness.Server) {
 		want[name] = "/tmp/busybox"
 	}
 	for name, exe := range want {
-		found := log.ran(t, name)
+		found := r.ran(t, name)
 		if len(found) == 0 {
 			t.Errorf("%s is not recorded", name)
 			continue
@@ -112,15 +137,9 @@ func auditWays(ctx context.Context, t *testing.T, s *harness.Server) {
 		if hash := sums["/tmp/ways"]; of != exe || p.SHA256 != sums[exe] && p.SHA256 != hash && name != "memfd-short" {
 			t.Errorf("%s: %+v, want %s %s", name, p, exe, sums[exe])
 		}
-		if log.forks[p.PID] == 0 || log.exits[p.PID] == 0 {
-			t.Errorf("%s: process %d has %d beginnings and %d ends", name, p.PID, log.forks[p.PID], log.exits[p.PID])
-		}
+		all = append(all, p)
 	}
-	for pid, n := range log.forks {
-		if log.exits[pid] != n {
-			t.Errorf("process %d has %d beginnings and %d ends", pid, n, log.exits[pid])
-		}
-	}
+	return all
 }
 
 // auditWithoutAgent kills the guest agent, through which nothing of this goes: the kernel's
@@ -209,17 +228,30 @@ type recorded struct {
 	forks, exits map[int]int // by process id inside
 }
 
-// ended reads the log when it has the end of a sandbox.
+// ended reads the log when it has the end of a sandbox, whose processes the kernel told of.
 func ended(t *testing.T, s *harness.Server, id string) recorded {
+	t.Helper()
+	log := endedIn(t, filepath.Join(s.Data, "audit"), id)
+	for _, r := range log.all {
+		switch {
+		case r.Type == audit.ProcSum || r.Type == audit.Gap, strings.HasPrefix(string(r.Type), "proc.") && (r.Src != "kernel" || r.Trust != audit.TrustHost):
+			t.Errorf("%+v", r)
+		}
+	}
+	return log
+}
+
+// endedIn reads the log in a directory when it has the end of a sandbox; "" is the only one.
+func endedIn(t *testing.T, dir, id string) recorded {
 	t.Helper()
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		log := recorded{forks: map[int]int{}, exits: map[int]int{}}
 		over := false
-		for line, err := range trail.Dir(filepath.Join(s.Data, "audit")).Records(0) {
+		for line, err := range trail.Dir(dir).Records(0) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if line.Sandbox != berm.SandboxID(id) {
+			if id != "" && line.Sandbox != berm.SandboxID(id) {
 				continue
 			}
 			log.all = append(log.all, line.Record)
@@ -228,15 +260,9 @@ func ended(t *testing.T, s *harness.Server, id string) recorded {
 			case audit.SandboxExit:
 				over = true
 				continue
-			case audit.ProcSum, audit.Gap:
-				t.Errorf("%+v", line.Record)
-				continue
 			case audit.ProcExec, audit.ProcFork, audit.ProcExit:
 			default:
 				continue
-			}
-			if line.Src != "kernel" || line.Trust != audit.TrustHost {
-				t.Errorf("%+v", line.Record)
 			}
 			raw, err := json.Marshal(line.Data)
 			if err == nil {

@@ -123,6 +123,9 @@ func process(t audit.Type, p *audit.Process) string {
 		if p.Cut {
 			text += " …"
 		}
+		if p.Asked {
+			text += " (as it asked)"
+		}
 		return text
 	}
 	switch {

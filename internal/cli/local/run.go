@@ -140,6 +140,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVar(&rights.Credentials, "cred", nil, "let requests have a secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...], such as github=env:GITHUB_TOKEN")
 	flags.BoolVar(&f.task.Keyless, "keyless", false, "give the preset's program no key: its requests get it on their way")
 	flags.BoolVar(&f.checkpoint, "checkpoint", false, "keep the session as it was before each command, for berm undo")
+	flags.BoolVar(&f.task.Unwatched, "no-process-records", false, "keep what it executes out of the audit log")
 	flags.BoolVar(&f.task.AllowWeaker, "allow-weaker", false, "where no user namespaces can be had: hold it by Landlock and seccomp alone")
 	flags.BoolVar(&f.printPolicy, "print-policy", false, "print what it would be held to, and run nothing")
 	flags.BoolVar(&f.json, "json", false, "print the result as JSON, on standard error")

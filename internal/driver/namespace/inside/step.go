@@ -77,6 +77,8 @@ func do(s plan.Step, trees []int) error {
 		return unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 	case plan.Seccomp:
 		return seccomp(s.Data)
+	case plan.Watch:
+		return watch(s.Data, s.Flags)
 	}
 	return unix.ENOSYS
 }
@@ -300,6 +302,22 @@ func seccomp(program string) error {
 		return unix.ESRCH
 	}
 	return nil
+}
+
+// watch loads a program of struct sock_filter on this thread, from which all that it starts have it,
+// and passes its listener on: from now on each execution waits for the monitor. A filter around this
+// sandbox that has a listener leaves no place for another (EBUSY).
+func watch(program string, flags uint64) error {
+	filter := []byte(program)
+	fprog := unix.SockFprog{Len: uint16(len(filter) / 8), Filter: (*unix.SockFilter)(unsafe.Pointer(unsafe.SliceData(filter)))}
+	fd, _, errno := unix.RawSyscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, uintptr(flags), uintptr(unsafe.Pointer(&fprog)))
+	if errno != 0 {
+		tell(plan.Watched, errno.Error())
+		return nil
+	}
+	err := unix.Sendmsg(plan.Control, []byte{plan.Watched}, unix.UnixRights(int(fd)), nil, unix.MSG_NOSIGNAL)
+	_ = unix.Close(int(fd)) // with it, somebody inside could answer
+	return err
 }
 
 // landlock restricts this thread, and with it the agent. It is the same rule set that

@@ -36,6 +36,9 @@ type Command struct {
 	// Link gets the other end of the sandbox's link, if the order has one. It is valid as
 	// long as the sandbox lives.
 	Link func(*os.File)
+	// Watch gets the listener of the plan's Watch, if it has one, and has to answer on it; nil
+	// with the reason when the kernel refused it.
+	Watch func(listener *os.File, refused string)
 	// Started is called once, when the command is executed; nil is nothing.
 	Started func()
 }
@@ -353,16 +356,21 @@ type told struct {
 func (s *Sandbox) follow(command Command) (t told) {
 	message := make([]byte, 4096)
 	for {
-		n, link, err := s.receive(message)
+		n, file, err := s.receive(message)
 		if n <= 0 || err != nil {
 			return t
 		}
-		if link != nil && s.link == nil {
-			s.link = link
-			command.Link(link)
-		}
 		body := message[1:n]
 		switch message[0] {
+		case plan.LinkMade:
+			if s.link == nil && file != nil {
+				s.link = file
+				command.Link(file)
+			}
+		case plan.Watched:
+			if command.Watch != nil {
+				command.Watch(file, string(body))
+			}
 		case plan.Started:
 			if !t.Started && command.Started != nil {
 				command.Started()

@@ -77,9 +77,13 @@ const (
 	Seccomp
 	// Capabilities drops every capability that is not in the set Flags.
 	Capabilities
+	// Watch loads the filter program in Data with the flags Flags and passes its listener to the
+	// monitor (Watched). Where the kernel refuses it, the sandbox goes without. It comes before
+	// Seccomp, and needs the same.
+	Watch
 )
 
-var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "pin", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities"}
+var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "pin", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities", "watch"}
 
 func (op Op) String() string {
 	if int(op) < len(names) {

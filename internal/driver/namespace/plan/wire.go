@@ -64,4 +64,5 @@ const (
 	LinkMade  = 'n' // with one descriptor: the other end of the link
 	Ready     = 'r' // on a kernel of the sandbox's own: the agent serves
 	Renewed   = 'i' // the identity is the new one
+	Watched   = 'w' // with one descriptor: the listener of Watch, for which executions wait from now on; or text: why there is none
 )

@@ -21,6 +21,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"github.com/berm-sandbox/berm/internal/kernel/capability"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
+	"github.com/berm-sandbox/berm/internal/kernel/notify"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/link"
 )
@@ -100,7 +101,9 @@ type Config struct {
 	// a signal to "my group" reaches whatever the pid namespace.
 	CallersGroup bool
 	// Link: the sandbox has a link to a network service outside. See launch.Order.
-	Link     bool
+	Link bool
+	// Watch: a listener outside is told of what is executed. See plan.Watch.
+	Watch    bool
 	Cgroup   string   // the layout of control groups, for the policy
 	Degraded []string // what the host could not give, for the policy
 }
@@ -318,6 +321,9 @@ func (s *SetUp) rights(c Config) error {
 		return err
 	}
 	s.seccomp = f.describe
+	if c.Watch {
+		s.add(plan.Step{Op: plan.Watch, Data: notify.Filter(), Flags: notify.Flags})
+	}
 	s.add(plan.Step{Op: plan.Seccomp, Data: f.program})
 	s.add(plan.Step{Op: plan.Capabilities, Flags: uint64(c.Capabilities)})
 	if c.CallersGroup && holdsSignals() {
