@@ -126,9 +126,10 @@ func (a *attachment) failed(err error, restore func()) error {
 	var write *client.WriteError
 	var code cli.ExitError
 	switch cause := context.Cause(a.ctx); {
-	case errors.Is(err, client.ErrTimeout):
-		if a.process != nil {
-			a.kill() // in case the agent lost sight of the deadline with the connection
+	case errors.Is(err, client.ErrTimeout), errors.Is(err, client.ErrDeadline):
+		if errors.Is(err, client.ErrDeadline) && a.process != nil {
+			a.kill() // the agent lost sight of the deadline with the connection
+			err = client.ErrTimeout
 		}
 		cli.PrintError(a.cmd.ErrOrStderr(), err)
 		return cli.ExitError(exitTimeout)

@@ -61,6 +61,10 @@ func TestExecTimeout(t *testing.T) {
 	if r.code != 124 || r.stdout != "begun\n" || !strings.Contains(r.stderr, "ran out of time") {
 		t.Errorf("%+v", r)
 	}
+	// The agent has killed it: nothing is run in the sandbox to do so again.
+	if n := s.server.Started.Load(); n != 1 {
+		t.Errorf("%d commands were started", n)
+	}
 }
 
 func TestExecIntoAPipeThatCloses(t *testing.T) {

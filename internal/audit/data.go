@@ -16,6 +16,9 @@ type Command struct {
 	Output int64  `json:"output,omitempty"` // bytes that it wrote, of which Frames may keep a part
 }
 
+// NotStarted begins the reason of an exec.exit whose command never ran.
+const NotStarted = "not started"
+
 // Size is the size of a terminal in characters.
 type Size struct {
 	Columns int `json:"columns"`

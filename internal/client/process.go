@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -67,6 +68,25 @@ func newStream[T any](cancel context.CancelFunc, s *connect.ServerStreamForClien
 	}
 }
 
+// deadlineGrace is how long the agent has to tell that it killed a command whose time was over.
+const deadlineGrace = 5 * time.Second
+
+// outlive makes a context that ends with ctx, but after a deadline only when who has the same one
+// had the time to tell so.
+func outlive(ctx context.Context) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+			select {
+			case <-longer.Done():
+			case <-time.After(deadlineGrace):
+			}
+		}
+		cancel()
+	})
+	return longer, func() { stop(); cancel() }
+}
+
 // Start starts a command. A deadline of ctx is one for the command too: the agent
 // kills it then.
 func (a *Agent) Start(ctx context.Context, c Command) (*Process, error) {
@@ -79,8 +99,12 @@ func (a *Agent) Start(ctx context.Context, c Command) (*Process, error) {
 		req.Stdin = nil
 		req.Pty = ptySize(*c.PTY)
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	s, err := a.process.Start(ctx, streamRequest(req))
+	request := streamRequest(req)
+	if deadline, ok := ctx.Deadline(); ok {
+		request.Header().Set("Connect-Timeout-Ms", strconv.FormatInt(max(time.Until(deadline).Milliseconds(), 1), 10))
+	}
+	ctx, cancel := outlive(ctx)
+	s, err := a.process.Start(ctx, request)
 	if err != nil {
 		cancel()
 		err, _ = a.agentError(err)
@@ -158,8 +182,12 @@ type Output struct {
 	Notify func(lost bool, message string)
 }
 
-// ErrTimeout says that a command's deadline has passed; it was killed.
+// ErrTimeout says that a command's deadline has passed; the agent killed it.
 var ErrTimeout = berm.Errorf(berm.Unavailable, "the command ran out of time and was killed")
+
+// ErrDeadline says that a command's deadline has passed, and that the agent has not told that it
+// killed it.
+var ErrDeadline = berm.Errorf(berm.Unavailable, "the command ran out of time, and may still run")
 
 // WriteError is a failure to write a command's output.
 type WriteError struct{ Err error }
@@ -177,8 +205,10 @@ func (p *Process) Wait(ctx context.Context, o Output) (End, error) {
 		event, err := p.stream.receive()
 		if err != nil {
 			switch {
-			case errors.Is(ctx.Err(), context.DeadlineExceeded), connect.CodeOf(err) == connect.CodeDeadlineExceeded:
+			case connect.CodeOf(err) == connect.CodeDeadlineExceeded:
 				return End{}, ErrTimeout
+			case errors.Is(ctx.Err(), context.DeadlineExceeded):
+				return End{}, ErrDeadline
 			case ctx.Err() != nil:
 				return End{}, ctx.Err()
 			}
@@ -186,7 +216,9 @@ func (p *Process) Wait(ctx context.Context, o Output) (End, error) {
 			if !transport {
 				return End{}, err
 			}
-			if err := p.attach(ctx, o.Notify, err); err != nil {
+			if err := p.attach(ctx, o.Notify, err); errors.Is(err, context.DeadlineExceeded) {
+				return End{}, ErrDeadline
+			} else if err != nil {
 				return End{}, err
 			}
 			continue

@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -492,5 +493,45 @@ func TestFilesAreRecorded(t *testing.T) {
 	c.log.setFail(errors.New("full"))
 	if s := send("POST", "path="+at("more"), "application/octet-stream", strings.NewReader("x")); s != http.StatusServiceUnavailable {
 		t.Errorf("a write that is not recorded is answered with %d", s)
+	}
+}
+
+// What the agent refuses never began, and the record says so and why.
+func TestCommandThatDoesNotBegin(t *testing.T) {
+	c := newCaptured(t)
+	request := sh("true")
+	request.Msg.Process.Cwd = proto.String("/no/such/directory")
+	stream, err := c.processes().Start(t.Context(), request)
+	if err == nil {
+		for stream.Receive() {
+		}
+		err = stream.Err()
+	}
+	if err == nil {
+		t.Fatal("it ran")
+	}
+	exit := c.log.of(t, 1, audit.ExecExit)[0]
+	if exit.Outcome != audit.Failed || !strings.HasPrefix(exit.Reason, "not started: ") || !strings.Contains(exit.Reason, "/no/such/directory") {
+		t.Errorf("%+v", exit)
+	}
+}
+
+// A command that is killed at its deadline is recorded so.
+func TestCommandRunsOutOfTime(t *testing.T) {
+	c := newCaptured(t)
+	request := sh("echo one; exec sleep 60")
+	request.Header().Set("Connect-Timeout-Ms", "300")
+	stream, err := c.processes().Start(t.Context(), request)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for stream.Receive() {
+	}
+	if connect.CodeOf(stream.Err()) != connect.CodeDeadlineExceeded {
+		t.Fatal(stream.Err())
+	}
+	exit := c.log.of(t, 1, audit.ExecExit)[0]
+	if d := exit.Data.(audit.Command); d.Signal != "SIGKILL" || d.Code != nil || exit.Outcome != audit.Failed || exit.Reason != "its time was over" {
+		t.Errorf("%+v", exit)
 	}
 }

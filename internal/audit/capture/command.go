@@ -3,6 +3,7 @@ package capture
 import (
 	"bytes"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
@@ -12,6 +13,7 @@ import (
 	"syscall"
 	"time"
 
+	"connectrpc.com/connect"
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -34,10 +36,15 @@ type command struct {
 	out    output
 	stream reader
 	bytes  int64 // of output
+	begun  bool  // the agent told that the command began
 	ended  bool  // the agent told how the command ended
+	failed failure
 	odd    string
 	decode []byte
 }
+
+// failure is why the agent ended a stream: a code of the Connect protocol and a text, "" for none.
+type failure struct{ Code, Message string }
 
 // start records a command before it is started.
 func (c *Recorder) start(r *http.Request, who Caller) (Call, error) {
@@ -59,7 +66,7 @@ func (c *Recorder) start(r *http.Request, who Caller) (Call, error) {
 	user, _, _ := r.BasicAuth()
 	m := &command{recorder: c, who: who, trace: newTrace(), began: time.Now(), format: f, data: describe(&request, user)}
 	m.out = output{dir: c.dir}
-	m.stream = reader{message: m.message, skipped: m.skipped}
+	m.stream = reader{message: m.message, skipped: m.skipped, end: m.over}
 	m.queue = newQueue(m.take)
 	if !who.Known {
 		return m, nil
@@ -170,6 +177,15 @@ func (m *command) take(p piece) {
 	}
 }
 
+// over takes the end of a stream (https://connectrpc.com/docs/protocol#error-end-stream).
+func (m *command) over(raw []byte) {
+	var end struct{ Error failure }
+	if json.Unmarshal(raw, &end) == nil {
+		m.failed = end.Error
+		m.failed.Message = audit.Shorten(m.failed.Message, 1024)
+	}
+}
+
 // skipped takes note of what cannot be read.
 func (m *command) skipped(n int64) {
 	m.odd = "a part of the answer could not be read"
@@ -199,6 +215,7 @@ func (m *command) message(raw []byte) {
 	}
 	switch event := response.GetEvent().GetEvent().(type) {
 	case *pb.ProcessEvent_Start:
+		m.begun = true
 		m.data.PID = int(event.Start.GetPid())
 		m.recorder.started(m, event.Start.GetPid())
 	case *pb.ProcessEvent_Data:
@@ -281,6 +298,11 @@ func (m *command) finish(outcome audit.Outcome, reason string) {
 	m.data.Millis, m.data.Output = time.Since(m.began).Milliseconds(), m.bytes
 	switch {
 	case reason != "":
+	case !m.ended && m.failed.Code == connect.CodeDeadlineExceeded.String() && m.begun:
+		// The agent kills what has no time left, and tells of no other end.
+		outcome, reason, m.data.Signal = audit.Failed, "its time was over", "SIGKILL"
+	case !m.ended && m.failed.Code != "" && !m.begun:
+		outcome, reason = audit.Failed, audit.NotStarted+": "+m.failed.Message
 	case !m.ended:
 		outcome, reason = audit.Failed, "how it ended was not told: its stream was cut"
 	case m.data.Code == nil || *m.data.Code != 0:

@@ -120,10 +120,12 @@ func (f format) unmarshal(content []byte, m proto.Message) error {
 type reader struct {
 	message func([]byte)
 	skipped func(n int64) // an envelope that holds no message, or too large a one
+	end     func([]byte)  // the last envelope of the Connect protocol
 
 	header []byte
 	rest   int64 // of the present envelope
 	skip   bool
+	last   bool
 	buffer []byte
 }
 
@@ -141,13 +143,14 @@ func (r *reader) feed(p []byte) {
 				return
 			}
 			r.rest = int64(binary.BigEndian.Uint32(r.header[1:]))
-			r.skip = r.header[0] != 0 || r.rest > maxMessage
+			r.last = r.header[0] == flagEnd
+			r.skip = r.header[0] != 0 && !r.last || r.rest > maxMessage
 			if r.skip && r.header[0]&(flagEnd|flagTrailer) == 0 {
 				r.skipped(r.rest)
 			}
 			r.header = r.header[:0]
 			if r.rest == 0 && !r.skip {
-				r.message(nil)
+				r.whole(nil)
 			}
 			continue
 		}
@@ -156,14 +159,23 @@ func (r *reader) feed(p []byte) {
 		switch {
 		case r.skip:
 		case r.rest == 0 && len(r.buffer) == 0: // whole messages are not copied
-			r.message(p[:n])
+			r.whole(p[:n])
 		default:
 			r.buffer = append(r.buffer, p[:n]...)
 			if r.rest == 0 {
-				r.message(r.buffer)
+				r.whole(r.buffer)
 				r.buffer = r.buffer[:0]
 			}
 		}
 		p = p[n:]
 	}
+}
+
+// whole takes the content of an envelope.
+func (r *reader) whole(content []byte) {
+	if r.last {
+		r.end(content)
+		return
+	}
+	r.message(content)
 }

@@ -487,3 +487,17 @@ func TestLookInSeveralRecords(t *testing.T) {
 		t.Errorf("a look that found nothing is no continuation: %v", files)
 	}
 }
+
+// A command that the agent refused is told as what never ran.
+func TestCommandNotStarted(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecStart, TraceID: "t", Data: audit.Command{Argv: []string{"ls"}, User: "nobody2"}})
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecExit, TraceID: "t", Outcome: audit.Failed, Reason: audit.NotStarted + ": no user nobody2", Data: audit.Command{Argv: []string{"ls"}}})
+	tl := load(t, l, id)
+	if got := tl.Commands[0].Result(); got != "not started" || !tl.Commands[0].Failed() {
+		t.Errorf("%q", got)
+	}
+	if got := tl.Events[1].Text(); got != "not started: ls: no user nobody2" {
+		t.Errorf("%q", got)
+	}
+}

@@ -56,7 +56,7 @@ func (e *Event) Text() string {
 		}
 	}
 	if _, flow := e.Data.(*egress.Event); !flow && e.Reason != "" {
-		text += ": " + e.Reason
+		text += ": " + strings.TrimPrefix(e.Reason, audit.NotStarted+": ")
 	}
 	return text
 }
@@ -98,7 +98,10 @@ func (e *Event) command(c *audit.Command) string {
 	}
 	of := e.Command
 	if of == nil { // the record alone
-		of = &Command{Command: *c, Ended: true, outcome: e.Outcome}
+		of = &Command{Command: *c, Ended: true, outcome: e.Outcome, reason: e.Reason}
+	}
+	if of.Result() == audit.NotStarted {
+		return audit.NotStarted + ": " + Argv(of.Argv)
 	}
 	text := fmt.Sprintf("%s after %s: %s", of.Result(), time.Duration(c.Millis)*time.Millisecond, Argv(of.Argv))
 	if c.Output > 0 {

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -382,6 +383,8 @@ func (c *Command) Result() string {
 		return fmt.Sprintf("exit %d", *c.Code)
 	case c.reason == gone:
 		return gone
+	case strings.HasPrefix(c.reason, audit.NotStarted):
+		return audit.NotStarted
 	case c.outcome == audit.Failed || c.outcome == audit.Denied:
 		return "end not told"
 	}

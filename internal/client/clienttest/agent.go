@@ -108,6 +108,7 @@ func (a *agent) killAll() {
 }
 
 func (a *agent) Start(ctx context.Context, req *connect.Request[process.StartRequest], s *connect.ServerStream[process.StartResponse]) error {
+	a.server.Started.Add(1)
 	config := req.Msg.GetProcess()
 	cmd := exec.Command(config.GetCmd(), config.GetArgs()...)
 	cmd.Dir = a.server.Home

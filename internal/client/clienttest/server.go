@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -35,6 +36,9 @@ const pageSize = 2
 type Server struct {
 	*httptest.Server
 	Home string // where relative paths of the agent begin
+
+	// Started is how many commands the agent was asked to start.
+	Started atomic.Int64
 
 	mu        sync.Mutex
 	sandboxes []client.Sandbox
