@@ -2,10 +2,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -48,11 +51,11 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringVar(&c.Listen, "listen", "127.0.0.1:7676", "address to serve on, HOST:PORT")
 	flags.StringVar(&c.Data, "data", defaultData(), "data directory")
 	flags.StringVar(&templates, "templates", "", "directory of the templates (default: /var/cache/berm/templates\nas root, else ~/.cache/berm/templates)")
-	flags.IntVar(&c.MaxSandboxes, "max-sandboxes", 500, "sandboxes that may exist at once, paused ones included")
+	flags.IntVar(&c.MaxSandboxes, "max-sandboxes", 500, "sandboxes that may exist at once, paused ones included; 0 is any\nnumber")
 	flags.DurationVar(&c.MaxTimeout, "max-timeout", 24*time.Hour, "longest time to live that may be asked for")
 	flags.BoolVar(&c.RequireLimits, "require-limits", os.Geteuid() == 0, "refuse a sandbox when this host cannot enforce a limit that its\ntemplate has by default; otherwise it is made without that limit,\nand says so (default: true as root, false as another user)")
 	flags.Lookup("require-limits").DefValue = "" // it depends on who asks
-	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace,\ngvisor or microvm")
+	flags.StringVar(&level, "level", string(berm.Auto), "isolation level of sandboxes that ask for none: auto, namespace or\ngvisor")
 	flags.StringVar(&second.Runsc, "runsc", "", "gVisor's executable, for the level gvisor, as make runsc builds it\n(default: runsc beside berm, or in PATH)")
 	flags.StringVar(&second.Platform, "gvisor-platform", "", "how gVisor gets hold of system calls: systrap, ptrace or kvm\n(default: the first of systrap and ptrace that works)")
 	flags.StringVar(&c.DefaultEgress, "e2b-default-egress", serve.EgressPublic, "what a sandbox may reach when its creator says nothing: public,\nthe public internet as with E2B, or deny")
@@ -108,7 +111,18 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			}
 			c.Domain, c.DevTLS = devDomain, true
 		}
-		c.Level = berm.Level(level)
+		if c.MaxSandboxes < 0 {
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--max-sandboxes %d: it must be a number from 1, or 0 for any number", c.MaxSandboxes)}
+		}
+		if second.Platform != "" && !slices.Contains(gvisor.Platforms, second.Platform) {
+			return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--gvisor-platform %q: the platforms are %s", second.Platform, strings.Join(gvisor.Platforms, ", "))}
+		}
+		if c.Level = berm.Level(level); c.Level != berm.Auto {
+			c.Needed = append(c.Needed, c.Level)
+		}
+		if second.Runsc != "" || second.Platform != "" {
+			c.Needed = append(c.Needed, berm.GVisor)
+		}
 		claims := ""
 		if os.Geteuid() == 0 {
 			file, err := claim.Open(claim.Path)
@@ -144,7 +158,11 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		c.HoldLayers = func(ctx context.Context, name, alive string, t berm.Template) error {
 			return images.Lease(ctx, berm.SandboxID(name), alive, t)
 		}
-		return serve.Run(cmd.Context(), c)
+		err = serve.Run(cmd.Context(), c)
+		if setting := (serve.SettingError{}); errors.As(err, &setting) {
+			return cli.UsageError{Err: setting.Err}
+		}
+		return err
 	}
 	return cmd
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm/internal/client/clienttest"
+	"github.com/berm-sandbox/berm/internal/embedded"
 )
 
 // asked has arguments of commands that need others than their usage tells, or that would begin
@@ -114,5 +115,25 @@ func TestSnapshotsOfNoSandbox(t *testing.T) {
 	id := strings.TrimSpace(s.ok("create"))
 	if got := s.ok("snapshots", id); !strings.HasPrefix(got, "SNAPSHOT") {
 		t.Errorf("of a sandbox without any: %q", got)
+	}
+}
+
+// What a server is told wrongly ends it before it serves, with what would be right.
+func TestServeRefusesWrongSettings(t *testing.T) {
+	s := newSetup(t)
+	s.env = append(s.env, "BERM_LISTEN=127.0.0.1:1") // not even so
+	for want, args := range map[string][]string{
+		"the platforms are systrap, ptrace, kvm":      {"--gvisor-platform", "foo"},
+		"0 for any number":                            {"--max-sandboxes", "-1"},
+		`isolation level "foo" is not known here`:     {"--level", "foo"},
+		`isolation level "microvm" is not known here`: {"--level", "microvm"},
+	} {
+		if _, err := embedded.Binary(embedded.Monitor); err != nil && args[0] == "--level" {
+			continue // levels are asked of drivers, which have nothing to start here
+		}
+		r := s.run(append([]string{"serve", "--data", t.TempDir(), "--templates", filepath.Join(t.TempDir(), "templates")}, args...)...)
+		if r.code != 2 || !strings.Contains(r.stderr, want) {
+			t.Errorf("%q: %+v", args, r)
+		}
 	}
 }

@@ -206,6 +206,31 @@ func TestWrongSettings(t *testing.T) {
 	}
 }
 
+// A level that somebody named is there, or the server does not start and says what there is.
+func TestLevelThatCannotBeHad(t *testing.T) {
+	for level, want := range map[berm.Level]string{"foo": `"foo" is not known here`, berm.MicroVM: `"microvm" is not known here`, berm.GVisor: "cannot be had here: no runsc (not found)"} {
+		var setting SettingError
+		err := Run(t.Context(), Config{
+			Listen: "127.0.0.1:0", Data: t.TempDir(), DefaultEgress: EgressPublic, Log: slog.New(slog.DiscardHandler), Needed: []berm.Level{level},
+			Drivers: func() ([]berm.Driver, error) {
+				return []berm.Driver{driver{&enginetest.Engine{}}, unusable{driver{&enginetest.Engine{}}}}, nil
+			},
+		})
+		if !errors.As(err, &setting) || !strings.Contains(err.Error(), want) || berm.HintOf(err) == "" {
+			t.Errorf("%s: %v", level, err)
+		}
+	}
+}
+
+// unusable is a driver of a level that this host does not have.
+type unusable struct{ driver }
+
+func (unusable) Level() berm.Level { return berm.GVisor }
+
+func (unusable) Probe(context.Context) berm.Probe {
+	return berm.Probe{Level: berm.GVisor, ByName: true, Features: []berm.Feature{{Name: "runsc", Required: true, Detail: "not found"}}}
+}
+
 func TestBootstrapKey(t *testing.T) {
 	key := "e2b_" + strings.Repeat("0123456789", 4)
 	i := run(t, func(c *Config) { c.BootstrapKey = key })

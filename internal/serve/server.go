@@ -61,6 +61,9 @@ type Config struct {
 	// RequireLimits refuses a sandbox of a template whose limits the host cannot enforce.
 	RequireLimits bool
 	Level         berm.Level
+	// Needed are levels that somebody asked for by name: the server does not start where one
+	// cannot be had.
+	Needed []berm.Level
 	// DefaultEgress is what a sandbox may reach when its creator says nothing: EgressPublic
 	// or EgressDeny.
 	DefaultEgress string
@@ -220,7 +223,16 @@ const (
 	grace = 5 * time.Second
 )
 
-// Run serves until ctx ends. Sandboxes live on.
+// SettingError is about a setting that this machine cannot give.
+type SettingError struct{ Err error }
+
+func (e SettingError) Error() string { return e.Err.Error() }
+
+// Unwrap returns what cannot be given.
+func (e SettingError) Unwrap() error { return e.Err }
+
+// Run serves until ctx ends. Sandboxes live on. A level that is needed and cannot be had is a
+// SettingError.
 func Run(ctx context.Context, c Config) error {
 	if err := errors.Join(c.checkEgress(), c.checkForward(), c.checkRecord()); err != nil {
 		return err
@@ -262,6 +274,11 @@ func Run(ctx context.Context, c Config) error {
 	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Claims: c.Claims, Hold: c.Hold})
 	if err != nil {
 		return err
+	}
+	for _, level := range c.Needed {
+		if err := engine.Check(level); err != nil {
+			return SettingError{err}
+		}
 	}
 	for _, p := range engine.Probe(ctx) {
 		c.Log.Info("isolation level", "level", p.Level, "usable", p.Usable)

@@ -27,6 +27,9 @@ const Program = "runsc"
 // machines that emulate it.
 const tryLimit = 20 * time.Second
 
+// Platforms are the ways in which gVisor can get hold of system calls.
+var Platforms = []string{"systrap", "ptrace", "kvm"}
+
 // found is what a probe found.
 type found struct {
 	runsc    string

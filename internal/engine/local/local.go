@@ -98,6 +98,12 @@ func slotAt(base uint32) berm.IDRange {
 // Probe says what the drivers found when the engine was made, strongest first.
 func (e *Engine) Probe(context.Context) []berm.Probe { return slices.Clone(e.probes) }
 
+// Check says why a sandbox of a level cannot be had here. Kind Unsupported.
+func (e *Engine) Check(level berm.Level) error {
+	_, err := e.driver(level)
+	return err
+}
+
 // driver chooses the driver for a level.
 func (e *Engine) driver(level berm.Level) (berm.Driver, error) {
 	for i, d := range e.drivers {
@@ -127,7 +133,11 @@ func missing(p berm.Probe) string {
 	var names []string
 	for _, f := range p.Features {
 		if f.Required && !f.Found {
-			names = append(names, f.Name)
+			name := f.Name
+			if f.Detail != "" {
+				name += " (" + f.Detail + ")"
+			}
+			names = append(names, name)
 		}
 	}
 	if names == nil {
