@@ -153,7 +153,7 @@ func (s *session) look(ctx context.Context, actor audit.Actor, at string) (audit
 }
 
 func (s *session) record(ctx context.Context, written *berm.Written, actor audit.Actor, at string) (audit.Record, error) {
-	records, err := layer.Records(ctx, written, s.identity(), s.m.AuditDir, at, strings.ToLower(rand.Text()))
+	records, err := layer.Records(ctx, written, s.identity(), s.m.AuditDir, at, strings.ToLower(rand.Text()), s.masking())
 	if err != nil {
 		s.unseen(actor, at, err)
 		return audit.Record{}, err
@@ -167,6 +167,35 @@ func (s *session) record(ctx context.Context, written *berm.Written, actor audit
 		}
 	}
 	return records[0], err
+}
+
+// masking is what takes the secrets of the sandbox's credentials out of content that is kept; nil
+// when it has none.
+func (s *session) masking() layer.Mask {
+	if info := s.snapshot(); info.Policy == nil || info.Grants.empty() {
+		return nil
+	}
+	s.online.mu.Lock()
+	defer s.online.mu.Unlock()
+	for _, broker := range []Link{s.online.broker, s.online.last} {
+		if broker != nil {
+			return broker.Mask
+		}
+	}
+	return func(context.Context, []byte) ([]byte, error) {
+		return nil, berm.Errorf(berm.Unavailable, "the service of credentials is not there")
+	}
+}
+
+// seen waits until what the sandbox wrote has been looked at after its end.
+func (s *session) seen() {
+	s.mu.Lock()
+	looked := s.looked
+	s.mu.Unlock()
+	select {
+	case <-looked:
+	case <-time.After(lastLook): // the monitor takes the sandbox away, whoever still looks
+	}
 }
 
 // identity is what Berm has written into the sandbox.

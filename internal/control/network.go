@@ -55,6 +55,8 @@ type Link interface {
 	// MaskStream, of a link to the Broker, sends back what comes over a connection without
 	// secrets.
 	MaskStream(ctx context.Context, conn *os.File) error
+	// Mask, of a link to the Broker, returns a text without secrets, as long as it was.
+	Mask(ctx context.Context, text []byte) ([]byte, error)
 	Reply(ctx context.Context, r egress.Reply) error
 	Done() <-chan struct{}
 	Finish(ctx context.Context)
@@ -169,6 +171,7 @@ type online struct {
 	mu          sync.Mutex
 	link        Link                // nil while the service does not have it
 	broker      Link                // nil while the broker does not know the sandbox
+	last        Link                // to the broker, of a sandbox that was killed and whose files are still looked at
 	toldAgent   berm.GuestConfig    // what the guest agent was told last
 	untoldAgent *berm.GuestConfig   // what a paused sandbox's agent is still to be told
 	attach      []egress.Attachment // that the broker made of the grants
@@ -364,14 +367,21 @@ func (s *session) offline() {
 	default:
 		close(o.over)
 	}
-	links := []Link{o.link, o.broker}
-	o.link, o.broker = nil, nil
+	link, broker := o.link, o.broker
+	o.link, o.broker, o.last = nil, nil, broker
 	o.mu.Unlock()
 	var ending sync.WaitGroup
-	for _, l := range links {
-		if l != nil {
-			ending.Go(func() { finish(l) })
-		}
+	if link != nil {
+		ending.Go(func() { finish(link) })
+	}
+	if broker != nil {
+		ending.Go(func() {
+			// Its secrets are masked in what is kept of the files. No flow is left that could get one.
+			if s.m.AuditDir != "" && s.state() == berm.Killed {
+				s.seen()
+			}
+			finish(broker)
+		})
 	}
 	ending.Wait()
 }

@@ -388,13 +388,7 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	if exit.Reason == berm.ReasonOOM {
 		s.m.tell(s.info.ID, system, audit.LimitHit, audit.OK, exit.Detail, map[string]any{"limit": "memory"})
 	}
-	s.mu.Lock()
-	looked := s.looked
-	s.mu.Unlock()
-	select {
-	case <-looked:
-	case <-time.After(lastLook): // the monitor takes the sandbox away, whoever still looks
-	}
+	s.seen()
 	s.forget()
 	s.m.tell(s.info.ID, actor, audit.SandboxExit, audit.OK, string(exit.Reason), exit)
 	if handle := s.current(); handle != nil {

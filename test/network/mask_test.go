@@ -65,6 +65,31 @@ func TestMaskedOutput(t *testing.T) {
 	if got := fmt.Sprintf("%x  -\n", sha256.Sum256(read("/dev/shm/m/big"))); got != out.Stdout {
 		t.Errorf("a large file came as %s, not %s", got, out.Stdout)
 	}
+	// What is kept of files, while the sandbox lives and when it is killed.
+	kept := func(when string) {
+		t.Helper()
+		found := false
+		_ = filepath.WalkDir(filepath.Join(s.Data, "audit", "blobs"), func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.Type().IsRegular() {
+				content, _ := os.ReadFile(path)
+				found = found || string(content) == when+" <"+stars+">\n"
+			}
+			return nil
+		})
+		if !found {
+			t.Errorf("%s: content with the secret masked is not kept", when)
+		}
+	}
+	run(t, ctx, sandbox, "echo \"asked <"+secret+">\" >~/asked")
+	if err := s.Call(ctx, "POST", "/berm/v1/sandboxes/"+sandbox.ID+"/changes", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	kept("asked")
+	run(t, ctx, sandbox, "echo \"killed <"+secret+">\" >~/killed")
+	if err := sandbox.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	kept("killed")
 	leak := false
 	err := filepath.WalkDir(s.Data, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.Type().IsRegular() && !isImage(path) {

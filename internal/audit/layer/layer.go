@@ -38,9 +38,10 @@ const (
 // Records compares what a sandbox wrote with its template; what Berm wrote, to tell it who it is,
 // is left out while nobody changed it. The first record has the changes,
 // those that follow continue it and name content that it has no room for; the caller fills in whose they are.
-// Blobs go to the log in dir. When ctx ends, or there is more than can be looked at, the
+// Blobs go to the log in dir; mask, which may be nil, takes known secrets out of what is kept
+// of files, and where it fails nothing more is kept. When ctx ends, or there is more than can be looked at, the
 // record tells what is known and what is missing.
-func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace string) ([]audit.Record, error) {
+func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace string, mask Mask) ([]audit.Record, error) {
 	upper, err := os.OpenRoot(name(w.Upper))
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "open the writable layer: %w", err)
@@ -57,7 +58,7 @@ func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace s
 	if failure != nil && found == nil {
 		return nil, failure
 	}
-	l := &look{ctx: ctx, identity: of, dir: dir, upper: upper, lower: lower, have: map[string]bool{}, data: audit.Changes{At: at}}
+	l := &look{ctx: ctx, identity: of, dir: dir, mask: mask, upper: upper, lower: lower, have: map[string]bool{}, data: audit.Changes{At: at}}
 	r := audit.Record{Type: audit.FileChange, Outcome: audit.OK, TraceID: trace}
 	if failure != nil {
 		r.Outcome, r.Reason = audit.Failed, "not everything is told: "+failure.Error()
@@ -134,7 +135,12 @@ type look struct {
 	have         map[string]bool // the hashes of blobs
 	kept         int64
 	stopped      bool // keeping content failed
+	mask         Mask
+	unmasked     error // why content is not kept
 }
+
+// Mask takes secrets out of content.
+type Mask func(ctx context.Context, content []byte) ([]byte, error)
 
 // describe turns changes into those of a record, with hashes. Small files come first, so that
 // a large one cannot use up the time of all others.
@@ -252,12 +258,20 @@ func (l *look) sum(tree *os.Root, path string) (of, kept string) {
 	return of, kept
 }
 
-// keep stores content with what looks like a secret masked, as long as there is room, and returns
+// keep stores content with secrets, and what looks like one, masked, as long as there is room, and returns
 // the hash of what is stored. The changes are what counts: content that cannot be kept is not worth
 // to lose them.
 func (l *look) keep(content []byte) string {
 	if l.stopped || l.kept+int64(len(content)) > maxKept || len(l.blobs) >= maxFiles {
 		return ""
+	}
+	if l.mask != nil {
+		masked, err := l.mask(l.ctx, content)
+		if err != nil {
+			l.stopped, l.unmasked = true, err
+			return ""
+		}
+		content = masked
 	}
 	blob, err := store(l.dir, audit.KindContent, audit.MaskTokens(content))
 	if err != nil {
@@ -303,6 +317,10 @@ func (l *look) fit(r *audit.Record, all []audit.Change) error {
 	if l.data.Unhashed > 0 {
 		r.Outcome = audit.Failed
 		r.Reason = strings.TrimPrefix(fmt.Sprintf("%s; %d files could not be read, or not in time", r.Reason, l.data.Unhashed), "; ")
+	}
+	if l.unmasked != nil {
+		r.Outcome = audit.Failed
+		r.Reason = strings.TrimPrefix(fmt.Sprintf("%s; not all content is kept, since it could not be looked through for secrets: %v", r.Reason, l.unmasked), "; ")
 	}
 	r.Data = l.data
 	if l.data.More == 0 {

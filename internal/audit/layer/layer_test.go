@@ -122,7 +122,7 @@ func (b *box) written() *berm.Written {
 // look returns the changes by path, as the log would have them.
 func (b *box) look(ctx context.Context) ([]audit.Record, map[string]audit.Change) {
 	b.t.Helper()
-	records, err := Records(ctx, b.written(), Identity{}, b.log, "end", "trace")
+	records, err := Records(ctx, b.written(), Identity{}, b.log, "end", "trace", nil)
 	must(b.t, err)
 	line, err := json.Marshal(records[0].Data)
 	must(b.t, err)
@@ -315,7 +315,7 @@ func TestTimeEnds(t *testing.T) {
 	if l.data.Unhashed != 3 {
 		t.Errorf("%d hashes are told as missing", l.data.Unhashed)
 	}
-	if records, err := Records(ended, b.written(), Identity{}, b.log, "end", ""); err == nil && records[0].Outcome == audit.OK {
+	if records, err := Records(ended, b.written(), Identity{}, b.log, "end", "", nil); err == nil && records[0].Outcome == audit.OK {
 		t.Errorf("%+v", records)
 	}
 }
@@ -336,7 +336,7 @@ func TestOneLayer(t *testing.T) {
 		}
 		must(t, os.WriteFile(filepath.Join(dir, name, "f"), []byte(name), 0o644))
 	}
-	records, err := Records(t.Context(), w, Identity{}, filepath.Join(dir, "log"), "pause", "")
+	records, err := Records(t.Context(), w, Identity{}, filepath.Join(dir, "log"), "pause", "", nil)
 	must(t, err)
 	if c := records[0].Data.(audit.Changes).Changes; len(c) != 1 || c[0].Before != sum("lower") || c[0].After != sum("upper") {
 		t.Errorf("%+v", c)
@@ -381,7 +381,7 @@ func TestOwnFilesAreLeftOut(t *testing.T) {
 		layer, err := os.Open(lower)
 		must(t, err)
 		w.Layers = append(w.Layers, layer)
-		records, err := Records(t.Context(), w, of, filepath.Join(dir, "log"), "end", "")
+		records, err := Records(t.Context(), w, of, filepath.Join(dir, "log"), "end", "", nil)
 		must(t, err)
 		for _, c := range records[0].Data.(audit.Changes).Changes {
 			paths = append(paths, c.Path)
@@ -432,7 +432,7 @@ func TestSecretsAreNotKept(t *testing.T) {
 	must(t, err)
 	w.Layers = append(w.Layers, lower)
 	log := filepath.Join(dir, "log")
-	records, err := Records(t.Context(), w, Identity{}, log, "end", "")
+	records, err := Records(t.Context(), w, Identity{}, log, "end", "", nil)
 	must(t, err)
 	for _, b := range records[0].Blobs {
 		content, err := os.ReadFile(filepath.Join(log, audit.BlobDir, b.SHA256[:2], b.SHA256))
@@ -475,5 +475,48 @@ func TestManyTexts(t *testing.T) {
 		if data.Continues != (i > 0) || len(r.Blobs) == 0 || r.TraceID != records[0].TraceID || data.At != "end" {
 			t.Errorf("record %d: %d contents, trace %s, %+v", i, len(r.Blobs), r.TraceID, data)
 		}
+	}
+}
+
+// Secrets that are known are masked in what is kept of files; without who knows them nothing is kept.
+func TestKnownSecretsAreMasked(t *testing.T) {
+	const secret, other = "correct horse battery", "of no use to anybody"
+	for name, failure := range map[string]error{"masked": nil, "nobody masks": errors.New("no broker")} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			log := filepath.Join(dir, "log")
+			must(t, os.Mkdir(filepath.Join(dir, "upper"), 0o755))
+			must(t, os.Mkdir(filepath.Join(dir, "lower"), 0o755))
+			must(t, os.WriteFile(filepath.Join(dir, "upper", "config"), []byte("key: "+secret+"\n"), 0o644))
+			must(t, os.WriteFile(filepath.Join(dir, "upper", "other"), []byte(other), 0o644))
+			w := &berm.Written{}
+			defer w.Close()
+			var err error
+			w.Upper, err = os.Open(filepath.Join(dir, "upper"))
+			must(t, err)
+			lower, err := os.Open(filepath.Join(dir, "lower"))
+			must(t, err)
+			w.Layers = append(w.Layers, lower)
+			records, err := Records(t.Context(), w, Identity{}, log, "end", "", func(_ context.Context, content []byte) ([]byte, error) {
+				return bytes.ReplaceAll(content, []byte(secret), bytes.Repeat([]byte("*"), len(secret))), failure
+			})
+			must(t, err)
+			r := records[0]
+			kept := ""
+			for _, blob := range r.Blobs {
+				content, err := os.ReadFile(filepath.Join(log, audit.BlobDir, blob.SHA256[:2], blob.SHA256))
+				must(t, err)
+				kept += string(content)
+			}
+			if failure != nil {
+				if kept != "" || r.Outcome != audit.Failed || !strings.Contains(r.Reason, "no broker") {
+					t.Errorf("kept %q: %+v", kept, r)
+				}
+				return
+			}
+			if strings.Contains(kept, secret) || !strings.Contains(kept, "key: ****") || !strings.Contains(kept, other) || r.Outcome != audit.OK {
+				t.Errorf("kept %q: %+v", kept, r)
+			}
+		})
 	}
 }

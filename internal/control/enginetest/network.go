@@ -132,6 +132,9 @@ func (l *Link) Replies() []egress.Reply {
 	return slices.Clone(l.replies)
 }
 
+// Mask masks nothing.
+func (l *Link) Mask(_ context.Context, text []byte) ([]byte, error) { return text, nil }
+
 // MaskStream masks nothing.
 func (l *Link) MaskStream(_ context.Context, file *os.File) error {
 	conn, err := egress.Conn(file)
