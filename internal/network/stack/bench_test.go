@@ -281,6 +281,7 @@ func shell(script string) (string, error) {
 // same proxy behind both, and reports the ratio of the rates, and that of the processor time
 // that the work costs in all processes, which other load of the machine disturbs less.
 func BenchmarkBesideVeth(b *testing.B) {
+	defer debug.SetGCPercent(debug.SetGCPercent(400)) // as the network service does
 	to, cpu := server(b)
 	box := start(b, spliced(to), unlimited)
 	other := veth(b, to)
