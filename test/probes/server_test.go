@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	mathrand "math/rand/v2"
 	"slices"
 	"strings"
@@ -32,16 +33,77 @@ func TestProbes(t *testing.T) {
 	j.each(t, s, probes, "user", "root")
 }
 
+// gvisorsOwn are probes that look at what the host's kernel answers. At level gvisor another one
+// does, of whose own things it may do as it likes: there all that was not printed is judged.
+var gvisorsOwn = map[string]string{
+	"FS-05": "it makes handles, of files of the sandbox",
+	"FS-08": "it has these calls, for mounts of its own",
+	"FS-11": "it has /dev/fuse and /dev/net/tun, of its own",
+	"FS-14": "root may set its own forwarding",
+	"IL-08": "it shows the control group that it counts processes with",
+	"KN-01": "it makes user namespaces, of its own",
+	"KN-02": "it makes namespaces, of its own",
+	"KN-05": "it has a keyring of the session, of its own",
+	"KN-08": "it takes some privileged calls, for itself",
+	"KN-12": "it has a kernel log of its own",
+	"KN-16": "it has netlink, for its own network",
+	"KN-19": "it has filters, for its own system calls",
+	"PS-03": "it hangs up on a group of stopped processes",
+	"RS-07": "its limit of descriptors is above what memory lasts for",
+	"TT-01": "it knows no input of this kind, and says so",
+	"TT-02": "it knows no input of this kind, and says so",
+}
+
+// notAtGVisor are probes that cannot be judged there, and why.
+var notAtGVisor = map[string]string{
+	"KN-11": "it takes longer than its time",
+	"RS-06": "the disk, full of inodes, took 3.7 s to kill on a busy machine",
+	"RS-12": "the sandbox ends as a whole before it is killed",
+}
+
+// TestProbesGVisor runs them at level gvisor, as root inside.
+func TestProbesGVisor(t *testing.T) {
+	harness.Slow(t)
+	probes, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	probes = slices.DeleteFunc(probes, func(p Probe) bool {
+		return !slices.Contains(p.Where, "server") || len(p.Needs) > 0 || notAtGVisor[p.ID] != ""
+	})
+	for i := range probes {
+		if gvisorsOwn[probes[i].ID] != "" {
+			probes[i].Escaped, probes[i].Safe = nil, nil
+		}
+	}
+	j := newJudge(t)
+	s := newServer(t, j, "--level", "gvisor")
+	j.each(t, gvisorServer{s}, probes, "root")
+}
+
+// gvisorServer is a server whose sandboxes are gVisor's. Its kernel starts and ends processes of
+// the host at any time, also in a sandbox that does nothing; one that is left keeps the control group
+// that it is in, which is looked at.
+type gvisorServer struct{ *server }
+
+func (s gvisorServer) look() harness.Host {
+	host := s.server.look()
+	maps.DeleteFunc(host, func(name, value string) bool {
+		return strings.HasPrefix(name, "process ") && value == "(exe)" || strings.HasPrefix(name, "namespace ")
+	})
+	return host
+}
+
 // server is a venue: the sandboxes of a real server.
 type server struct {
 	*harness.Server
 	sibling *harness.Sandbox
 }
 
-func newServer(t *testing.T, j *judge) *server {
+func newServer(t *testing.T, j *judge, args ...string) *server {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	s := &server{Server: harness.Serve(t)}
+	s := &server{Server: harness.Serve(t, args...)}
 	var err error
 	if s.sibling, err = s.Create(ctx, time.Hour, nil); err != nil {
 		t.Fatal(err)
