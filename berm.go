@@ -268,6 +268,7 @@ type Template struct {
 	Workdir string            `json:"workdir"`
 	Env     map[string]string `json:"env,omitempty"`
 	Setuid  bool              `json:"setuid"` // holds sudo: needs set-uid programs
+	Public  bool              `json:"public,omitempty"`
 	// Start is a shell command that begins to run when a sandbox is made, as User in Workdir, and
 	// Ready one that succeeds when the sandbox can be used (E2B's start_cmd and ready_cmd).
 	Start     string    `json:"start,omitempty"`

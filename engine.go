@@ -172,7 +172,8 @@ type First struct {
 type Policy struct {
 	Level        Level    `json:"level"`
 	Namespaces   []string `json:"namespaces"`
-	IDMap        string   `json:"idMap"` // such as "0-65535 inside are 1879048192-1879113727 on the host"
+	IDMap        string   `json:"idMap"`  // such as "0-65535 inside are 1879048192-1879113727 on the host"
+	IDBase       int      `json:"idBase"` // the user of the host that root inside is
 	Capabilities []string `json:"capabilities"`
 	Seccomp      Seccomp  `json:"seccomp"`
 	NoNewPrivs   bool     `json:"noNewPrivileges"`

@@ -149,6 +149,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			return err
 		}
 		c.Templates = newTemplates(cmd.Context(), images, c.Log)
+		if os.Geteuid() == 0 { // an ordinary user's layers cannot be read from outside
+			c.Images = images
+		}
 		c.Drivers = func() ([]berm.Driver, error) {
 			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares)}, second)
 		}

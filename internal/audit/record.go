@@ -39,21 +39,22 @@ const (
 	ProcExit Type = "proc.exit" // data: Process
 	ProcSum  Type = "proc.sum"  // data: ProcessSum, in the place of single records in a flood
 	// Files inside.
-	FileAPI       Type = "fs.api"     // the files API read or wrote one; data: FileAccess
-	FileChange    Type = "fs.change"  // what the writable layer differs in; data: Changes
-	PolicySet     Type = "policy.set" // data: the policy
-	KeyCreate     Type = "key.create"
-	KeyRevoke     Type = "key.revoke"
-	TemplateBuild Type = "template.build"
-	ServerStart   Type = "server.start"
-	ServerStop    Type = "server.stop"
-	NetFlow       Type = "net.flow"       // a flow out of a sandbox ended or was denied; data: egress.Event
-	NetDNS        Type = "net.dns"        // a name was not resolved; data: egress.Event
-	NetAsk        Type = "net.ask"        // somebody answered whether a flow may pass; data: egress.Reply
-	SecretSet     Type = "secret.set"     // a stored one, without its value
-	SecretRemove  Type = "secret.remove"  //
-	SecretRotate  Type = "secret.rotate"  // all are encrypted with another key
-	CredentialSet Type = "credential.set" // which credentials a sandbox has, without their secrets
+	FileAPI        Type = "fs.api"     // the files API read or wrote one; data: FileAccess
+	FileChange     Type = "fs.change"  // what the writable layer differs in; data: Changes
+	PolicySet      Type = "policy.set" // data: the policy
+	KeyCreate      Type = "key.create"
+	KeyRevoke      Type = "key.revoke"
+	TemplateBuild  Type = "template.build"
+	TemplateRemove Type = "template.remove"
+	ServerStart    Type = "server.start"
+	ServerStop     Type = "server.stop"
+	NetFlow        Type = "net.flow"       // a flow out of a sandbox ended or was denied; data: egress.Event
+	NetDNS         Type = "net.dns"        // a name was not resolved; data: egress.Event
+	NetAsk         Type = "net.ask"        // somebody answered whether a flow may pass; data: egress.Reply
+	SecretSet      Type = "secret.set"     // a stored one, without its value
+	SecretRemove   Type = "secret.remove"  //
+	SecretRotate   Type = "secret.rotate"  // all are encrypted with another key
+	CredentialSet  Type = "credential.set" // which credentials a sandbox has, without their secrets
 	// Of credentials, without their secrets; data: egress.Event.
 	CredentialUse    Type = "credential.use"    // a request went on with one
 	CredentialDeny   Type = "credential.deny"   // it did not
@@ -73,7 +74,7 @@ const (
 // Types are all record types.
 var Types = []Type{
 	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SnapshotTake, SnapshotRemove, SandboxFork, SandboxRollback, SandboxExit, AgentLost, LimitHit,
-	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild,
+	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild, TemplateRemove,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
 	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase, Checkpoint,
 }

@@ -86,6 +86,10 @@ type origin struct {
 
 // origin finds the snapshot or the template that a request names.
 func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err error) {
+	if r.Of != nil {
+		o.template = *r.Of
+		return o, nil
+	}
 	snap, ok := m.snapshot(r.Template)
 	if !ok {
 		o.template, err = m.Templates.Resolve(ctx, r.Template)

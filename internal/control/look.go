@@ -133,6 +133,21 @@ func (m *Manager) Changes(ctx context.Context, id berm.SandboxID, actor audit.Ac
 	return s.look(ctx, actor, "request")
 }
 
+// Written opens what a sandbox has written until now, for a layer to be made of it. Kinds:
+// NotFound, Unsupported (its disk is one that only it sees).
+func (m *Manager) Written(ctx context.Context, id berm.SandboxID) (*berm.Written, error) {
+	s, err := m.session(id)
+	if err != nil {
+		return nil, err
+	}
+	w, err := s.current().Writable(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = w.Close() }()
+	return w.Now(ctx)
+}
+
 // look records what the sandbox has written until now, and why it was looked at.
 func (s *session) look(ctx context.Context, actor audit.Actor, at string) (audit.Record, error) {
 	s.mu.Lock()

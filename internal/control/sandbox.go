@@ -88,6 +88,7 @@ type Network struct {
 // CreateRequest is what a client may choose about a new sandbox.
 type CreateRequest struct {
 	Template    string
+	Of          *berm.Template // what it is made of, in the place of what Template names; nil finds that
 	Timeout     time.Duration
 	Level       berm.Level  // "" is the server's default
 	Limits      berm.Limits // zero fields take the template's

@@ -30,6 +30,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit/index"
 	"github.com/berm-sandbox/berm/internal/audit/process"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
+	"github.com/berm-sandbox/berm/internal/builder"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
@@ -37,6 +38,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/store"
+	"github.com/berm-sandbox/berm/internal/template"
 )
 
 // Config is how a server is run.
@@ -101,6 +103,8 @@ type Config struct {
 	OTLPHeaders, OTLPEvents []string
 
 	Templates control.Templates
+	// Images is where templates are built; nil builds none.
+	Images *template.Store
 	// Drivers makes the drivers of this machine, once the data directory is held.
 	Drivers func() ([]berm.Driver, error)
 	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
@@ -342,7 +346,14 @@ func Run(ctx context.Context, c Config) error {
 	cu.Add(func() { c.closed("index of the audit log", found.Close()) })
 
 	port := listener.Addr().(*net.TCPAddr).Port
-	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
+	var builds *builder.Builder
+	if c.Images != nil {
+		if builds, err = builder.New(builder.Config{Sessions: sessions, Store: c.Images, Audit: records, Dir: filepath.Join(c.Data, "uploads"), Log: c.Log}); err != nil {
+			return err
+		}
+		cu.Add(builds.Close)
+	}
+	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Builder: builds, UploadKey: seed, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
 	// Only now: the key is shown once, and a start that fails shows nothing.

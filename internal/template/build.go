@@ -57,11 +57,16 @@ func (p Progress) say(format string, args ...any) {
 	}
 }
 
+// DefaultLimits are those of a template that names none.
+func DefaultLimits() berm.Limits {
+	return berm.Limits{CPU: 2, Memory: 1 << 30, PIDs: 1024, Disk: 2 << 30}
+}
+
 // baseDefaults are what a sandbox of `base` gets unless it asks for something else.
 func baseDefaults() berm.Template {
 	return berm.Template{
 		Names:   []string{Base},
-		Limits:  berm.Limits{CPU: 2, Memory: 1 << 30, PIDs: 1024, Disk: 2 << 30},
+		Limits:  DefaultLimits(),
 		User:    "user",
 		Workdir: "/home/user",
 		Env:     map[string]string{"LANG": "C.UTF-8"},

@@ -66,9 +66,9 @@ func canonical(ref string) (string, error) {
 }
 
 // openImage finds an image by a reference that canonical returned.
-func openImage(ctx context.Context, ref string, platform v1.Platform) (*image, error) {
+func openImage(ctx context.Context, ref string, platform v1.Platform, opts ImportOptions) (*image, error) {
 	if !isPath(ref) {
-		return fromRegistry(ctx, ref, platform)
+		return fromRegistry(ctx, ref, platform, opts)
 	}
 	info, err := os.Stat(ref)
 	if err != nil {
@@ -80,13 +80,22 @@ func openImage(ctx context.Context, ref string, platform v1.Platform) (*image, e
 	return fromDockerSave(ref, platform)
 }
 
-func fromRegistry(ctx context.Context, ref string, platform v1.Platform) (*image, error) {
+func fromRegistry(ctx context.Context, ref string, platform v1.Platform, opts ImportOptions) (*image, error) {
 	parsed, err := name.ParseReference(ref)
 	if err != nil {
 		return nil, err
 	}
-	img, err := remote.Image(parsed, remote.WithContext(ctx), remote.WithPlatform(platform),
-		remote.WithAuthFromKeychain(authn.DefaultKeychain), remote.WithUserAgent("berm"))
+	as := remote.WithAuthFromKeychain(authn.DefaultKeychain)
+	if opts.Username != "" {
+		as = remote.WithAuth(&authn.Basic{Username: opts.Username, Password: opts.Password})
+	}
+	way := remote.DefaultTransport
+	if opts.Dial != nil {
+		guarded := remote.DefaultTransport.(*http.Transport).Clone()
+		guarded.DialContext = opts.Dial
+		way = guarded
+	}
+	img, err := remote.Image(parsed, remote.WithContext(ctx), remote.WithPlatform(platform), as, remote.WithUserAgent("berm"), remote.WithTransport(way))
 	if err != nil {
 		return nil, registryError(ref, err)
 	}
@@ -327,7 +336,7 @@ func openMember(file, member string) (io.ReadCloser, error) {
 // defaults are what sandboxes of the image get unless they ask for something else.
 func (img *image) defaults() (berm.Template, Config) {
 	c := img.config.Config
-	t := berm.Template{User: "root", Workdir: "/", Limits: baseDefaults().Limits, Env: map[string]string{}}
+	t := berm.Template{User: "root", Workdir: "/", Limits: DefaultLimits(), Env: map[string]string{}}
 	if user, _, _ := strings.Cut(c.User, ":"); user != "" {
 		t.User = user
 	}

@@ -3,6 +3,8 @@ package template
 import (
 	"context"
 	"io"
+	"net"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -15,8 +17,15 @@ type ImportOptions struct {
 	Platform string // "linux/ARCH"; "" is this machine's
 	Pull     bool   // ask the registry even if the image is in the store
 	Setuid   bool   // its set-uid programs (sudo) may gain rights inside
+<<<<<<< HEAD
 	// Start and Ready are the template's.
 	Start, Ready string
+=======
+	// Username and Password are what the registry is shown; "" is Docker's configuration.
+	Username, Password string
+	// Dial reaches registries; nil is the host's own way.
+	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+>>>>>>> 685e65d (E2B's template builder: each step runs in a sandbox of its own, and what it writes becomes a layer)
 }
 
 // Import makes a template from an image: a path to an OCI image layout or to a
@@ -52,7 +61,7 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		return berm.Template{}, err
 	}
 	defer unlock()
-	img, err := openImage(ctx, source, platform)
+	img, err := openImage(ctx, source, platform, opts)
 	if err != nil {
 		return berm.Template{}, err
 	}
@@ -87,6 +96,19 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		p.say("left out %q: a device or FIFO", name)
 	}
 	return s.put(ctx, made)
+}
+
+// Image finds the template that is called what an image is, or imports the image as Import does.
+// So a machine without a registry has the images that it was given under their names.
+func (s *Store) Image(ctx context.Context, ref string, opts ImportOptions, p Progress) (berm.Template, error) {
+	if isPath(ref) {
+		return berm.Template{}, berm.Errorf(berm.Invalid, "%q is no name of an image", ref)
+	}
+	name := strings.TrimPrefix(strings.TrimPrefix(ref, "docker.io/"), "library/")
+	if t, err := s.Resolve(ctx, name); err == nil && !opts.Pull {
+		return t, nil
+	}
+	return s.Import(ctx, ref, opts, p)
 }
 
 // imported finds an earlier import of the same image by name.

@@ -25,7 +25,8 @@ import (
 
 // Store is a directory of templates. Several processes may use it at once.
 //
-//	ID.json         one file per template
+//	BUILD.json      one file per build of a template
+//	builds/BUILD.json  what building it told, and the layers after each of its steps
 //	layers/CHAIN/   one unpacked layer; CHAIN is the hexadecimal OCI chain-id
 //	layers/CHAIN.json  its size
 //	leases/SANDBOX.json  layers that a living sandbox uses
@@ -77,7 +78,7 @@ func Open(dir string) (*Store, error) {
 	if err := makePrivate(dir); err != nil {
 		return nil, err
 	}
-	for _, sub := range []string{"layers", "leases", "tmp"} {
+	for _, sub := range []string{"layers", "leases", "builds", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the template store: %w", err)
 		}
@@ -106,9 +107,11 @@ func makePrivate(dir string) error {
 // Dir is the store's absolute path.
 func (s *Store) Dir() string { return s.dir }
 
-// record is a template's file.
+// record is the file of one build of a template. What names a template has, its builds share:
+// a name without a tag, or with one, belongs to one build at a time.
 type record struct {
 	berm.Template
+	file     string   // base name
 	Source   string   `json:"source"`             // recipe or image that it was made from
 	Digest   string   `json:"digest"`             // key of the recipe, or digest of the image's manifest
 	Platform string   `json:"platform"`           // such as "linux/amd64"
@@ -172,14 +175,11 @@ func (s *Store) read(file string) (record, error) {
 	if c, ok := s.cache[file]; ok && os.SameFile(c.info, info) && c.info.ModTime().Equal(info.ModTime()) {
 		return c.record, nil
 	}
-	b, err := os.ReadFile(file)
-	if err != nil {
+	var r record
+	if err := readJSON(file, &r); err != nil {
 		return record{}, err
 	}
-	var r record
-	if err := json.Unmarshal(b, &r); err != nil {
-		return record{}, berm.Errorf(berm.Internal, "template file %s: %w", file, err).WithHint("Remove the file and build or import the template again.")
-	}
+	r.file = filepath.Base(file)
 	for i := range r.Layers {
 		r.Layers[i].Path = filepath.Join(s.dir, r.Layers[i].Path)
 	}
@@ -190,7 +190,19 @@ func (s *Store) read(file string) (record, error) {
 	return r, nil
 }
 
-// Resolve finds a template by id, name, or name:tag. "latest" and "default" are
+// readJSON reads a file of the store.
+func readJSON(file string, value any) error {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(b, value); err != nil {
+		return berm.Errorf(berm.Internal, "template file %s: %w", file, err).WithHint("Remove the file and build or import the template again.")
+	}
+	return nil
+}
+
+// Resolve finds a template by id, name, id:tag or name:tag. "latest" and "default" are
 // the tags of a name that has none. It fails with NotFound.
 func (s *Store) Resolve(_ context.Context, ref string) (berm.Template, error) {
 	r, err := s.find(ref)
@@ -209,14 +221,37 @@ func (s *Store) find(ref string) (record, error) {
 		return record{}, err
 	}
 	for _, name := range spellings(ref) {
-		for _, r := range records {
-			if string(r.ID) == name || slices.Contains(r.Names, name) {
-				return r, nil
+		// Who stopped between giving a name to a new build and taking it from the old one left
+		// it to both.
+		var found *record
+		for i, r := range records {
+			if len(r.meant(name)) > 0 && (found == nil || r.CreatedAt.After(found.CreatedAt)) {
+				found = &records[i]
 			}
 		}
+		if found != nil {
+			return *found, nil
+		}
+	}
+	// An id alone, of a template whose builds all have tags.
+	if i := slices.IndexFunc(records, func(r record) bool { return string(r.ID) == ref }); i >= 0 {
+		return records[i], nil
 	}
 	return record{}, berm.Errorf(berm.NotFound, "template '%s' not found", ref).
 		WithHint("`berm template ls` lists the templates; `berm template import` and `build` make some.")
+}
+
+// meant returns which of a build's names a reference means; the template's id may stand in the
+// place of the name.
+func (r *record) meant(ref string) (names []string) {
+	alias, tag, tagged := strings.Cut(ref, ":")
+	for _, own := range r.Names {
+		ownAlias, ownTag, ownTagged := strings.Cut(own, ":")
+		if (alias == ownAlias || alias == string(r.ID)) && tag == ownTag && tagged == ownTagged {
+			names = append(names, own)
+		}
+	}
+	return names
 }
 
 // spellings are the names that a reference may stand for, best first.
@@ -260,8 +295,8 @@ func isWord(s, first string) bool {
 	return s != "" && len(s) <= 128 && strings.Contains(first, s[:1]) && strings.Trim(s, first+"._-") == ""
 }
 
-// put stores a template under its one name. A template that has this name keeps its
-// id and gets a new build.
+// put stores a build under its names, and takes them from the builds that had them: one that
+// has none left goes. A template that has such a name, whatever its tag, keeps its id.
 func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
 	unlock, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
 	if err != nil {
@@ -272,28 +307,68 @@ func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
 	if err != nil {
 		return berm.Template{}, err
 	}
-	r.ID = berm.NewTemplateID()
-	for _, old := range records {
-		if old.Alias() == r.Alias() {
-			r.ID = old.ID
-		}
+	if id, ok := idOf(records, r.Alias()); ok {
+		r.ID = id
 	}
-	r.BuildID, r.CreatedAt = berm.BuildID(berm.NewUUID()), time.Now().UTC().Truncate(time.Second)
-	t := r.Template
-	r.Layers = slices.Clone(r.Layers)
-	for i := range r.Layers { // so that the store may be moved
-		if r.Layers[i].Path, err = filepath.Rel(s.dir, r.Layers[i].Path); err != nil {
-			return berm.Template{}, err
-		}
-	}
+	r.ID = cmp.Or(r.ID, berm.NewTemplateID())
+	r.BuildID = cmp.Or(r.BuildID, berm.BuildID(berm.NewUUID()))
+	r.CreatedAt, r.file = time.Now().UTC(), string(r.BuildID)+".json"
 	if err := failpoint.Hit("template.put"); err != nil {
 		return berm.Template{}, err
 	}
-	return t, s.writeJSON(string(r.ID)+".json", r)
+	if err := s.write(r); err != nil {
+		return berm.Template{}, err
+	}
+	return own(r.Template), s.takeNames(records, r.Names, r.file)
 }
 
-// Remove forgets a template and removes the layers that no other one needs. It
-// fails with NotFound, and with Conflict while a living sandbox uses them.
+// idOf finds the template that a name belongs to, whatever its tag.
+func idOf(records []record, name string) (berm.TemplateID, bool) {
+	alias, _, _ := strings.Cut(name, ":")
+	for _, r := range records {
+		for _, own := range r.Names {
+			if other, _, _ := strings.Cut(own, ":"); other == alias {
+				return r.ID, true
+			}
+		}
+	}
+	return "", false
+}
+
+// write stores a build's file. Its layers are named relative to the store, which may be moved.
+func (s *Store) write(r record) (err error) {
+	r.Layers = slices.Clone(r.Layers)
+	for i := range r.Layers {
+		if r.Layers[i].Path, err = filepath.Rel(s.dir, r.Layers[i].Path); err != nil {
+			return err
+		}
+	}
+	return s.writeJSON(r.file, r)
+}
+
+// takeNames takes names from all builds but the one in keep.
+func (s *Store) takeNames(records []record, names []string, keep string) error {
+	for _, r := range records {
+		left := slices.DeleteFunc(slices.Clone(r.Names), func(n string) bool { return slices.Contains(names, n) })
+		switch {
+		case r.file == keep || len(left) == len(r.Names):
+		case len(left) == 0:
+			if err := os.Remove(filepath.Join(s.dir, r.file)); err != nil {
+				return err
+			}
+		default:
+			r.Names = left
+			if err := s.write(r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// Remove forgets a template with all its builds, or with a tag one name of it, and removes the
+// layers that no other one needs. It fails with NotFound, and with Conflict while a living
+// sandbox uses them.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	unlock, err := s.lock(ctx, "lock", unix.LOCK_EX)
 	if err != nil {
@@ -313,12 +388,28 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	for _, l := range r.Layers {
-		if users := leases[filepath.Base(l.Path)]; len(users) > 0 {
-			return berm.Errorf(berm.Conflict, "template '%s' is in use by %s", ref, strings.Join(users, ", ")).WithHint("Kill the sandboxes first.")
+	records, err := s.records()
+	if err != nil {
+		return err
+	}
+	var names []string
+	for _, other := range records {
+		if other.ID == r.ID && !strings.Contains(ref, ":") {
+			names = append(names, other.Names...)
 		}
 	}
-	if err := os.Remove(filepath.Join(s.dir, string(r.ID)+".json")); err != nil {
+	for _, name := range spellings(ref) {
+		names = append(names, r.meant(name)...)
+	}
+	for _, other := range records {
+		goes := !slices.ContainsFunc(other.Names, func(n string) bool { return !slices.Contains(names, n) })
+		for _, l := range other.Layers {
+			if users := leases[filepath.Base(l.Path)]; goes && len(users) > 0 {
+				return berm.Errorf(berm.Conflict, "template '%s' is in use by %s", ref, strings.Join(users, ", ")).WithHint("Kill the sandboxes first.")
+			}
+		}
+	}
+	if err := s.takeNames(records, names, ""); err != nil {
 		return err
 	}
 	return s.collect(ctx)
@@ -351,6 +442,17 @@ func (s *Store) collect(ctx context.Context) error {
 	for _, r := range records {
 		for _, l := range r.Layers {
 			used[filepath.Base(l.Path)] = append(used[filepath.Base(l.Path)], string(r.ID))
+		}
+	}
+	builds, err := s.Builds()
+	if err != nil {
+		return err
+	}
+	for _, b := range builds {
+		for _, stage := range b.Stages {
+			for _, l := range stage.Layers {
+				used[filepath.Base(l.Path)] = append(used[filepath.Base(l.Path)], string(b.ID))
+			}
 		}
 	}
 	var garbage []string

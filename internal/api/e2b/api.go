@@ -13,6 +13,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/builder"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/store"
@@ -40,6 +41,10 @@ type Config struct {
 	Templates control.Templates
 	Keys      Keys
 	Secrets   Secrets
+	// Builder makes templates; nil makes none.
+	Builder *builder.Builder
+	// UploadKey signs links to upload files for it.
+	UploadKey []byte
 	// Domain is what clients form host names of sandboxes under, with the port unless
 	// it is 443; "" lets each client use its own.
 	Domain string
@@ -106,6 +111,8 @@ var routes = []route{
 	{method: "GET", path: "/templates/{templateID}", handle: (*API).template},
 	{method: "GET", path: "/templates/aliases/{alias}", handle: (*API).alias},
 
+	{method: "PUT", path: "/berm/v1/uploads/{templateID}/{hash}", handle: building((*API).upload), open: true},
+	{method: "DELETE", path: "/berm/v1/templates/{templateID}/builds/{buildID}", handle: building((*API).cancelBuild)},
 	{method: "GET", path: "/berm/v1/openapi.yaml", handle: (*API).openAPI, open: true},
 	{method: "POST", path: "/berm/v1/secrets/rotate", handle: (*API).rotateSecrets},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: ofSandbox((*API).inspect)},
@@ -129,21 +136,21 @@ var routes = []route{
 	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/rollback", handle: ofSandbox((*API).rollback)},
 	{method: "GET", path: "/teams/{teamID}/metrics", lacking: "team metrics"},
 	{method: "GET", path: "/teams/{teamID}/metrics/max", lacking: "team metrics"},
-	{method: "POST", path: "/v3/templates", lacking: "the template builder"},
+	{method: "POST", path: "/v3/templates", handle: building((*API).newBuild)},
 	{method: "POST", path: "/v2/templates", lacking: "the template builder"},
 	{method: "POST", path: "/templates", lacking: "the template builder"},
 	{method: "POST", path: "/templates/{templateID}", lacking: "the template builder"},
 	{method: "DELETE", path: "/templates/{templateID}", handle: (*API).deleteTemplate},
-	{method: "PATCH", path: "/templates/{templateID}", lacking: "publishing templates"},
-	{method: "PATCH", path: "/v2/templates/{templateID}", lacking: "publishing templates"},
-	{method: "GET", path: "/templates/{templateID}/files/{hash}", lacking: "the template builder"},
+	{method: "PATCH", path: "/templates/{templateID}", handle: building((*API).publish)},
+	{method: "PATCH", path: "/v2/templates/{templateID}", handle: building((*API).publish)},
+	{method: "GET", path: "/templates/{templateID}/files/{hash}", handle: building((*API).files)},
 	{method: "POST", path: "/templates/{templateID}/builds/{buildID}", lacking: "the template builder"},
-	{method: "POST", path: "/v2/templates/{templateID}/builds/{buildID}", lacking: "the template builder"},
-	{method: "GET", path: "/templates/{templateID}/builds/{buildID}/status", lacking: "the template builder"},
-	{method: "GET", path: "/templates/{templateID}/builds/{buildID}/logs", lacking: "the template builder"},
-	{method: "POST", path: "/templates/tags", lacking: "template tags"},
-	{method: "DELETE", path: "/templates/tags", lacking: "template tags"},
-	{method: "GET", path: "/templates/{templateID}/tags", lacking: "template tags"},
+	{method: "POST", path: "/v2/templates/{templateID}/builds/{buildID}", handle: building((*API).startBuild)},
+	{method: "GET", path: "/templates/{templateID}/builds/{buildID}/status", handle: building((*API).buildStatus)},
+	{method: "GET", path: "/templates/{templateID}/builds/{buildID}/logs", handle: building((*API).buildLogs)},
+	{method: "POST", path: "/templates/tags", handle: building((*API).addTags)},
+	{method: "DELETE", path: "/templates/tags", handle: building((*API).removeTags)},
+	{method: "GET", path: "/templates/{templateID}/tags", handle: building((*API).tags)},
 	{method: "GET", path: "/templates/{templateID}/tags/count", lacking: "template tags"},
 	{method: "GET", path: "/templates/{templateID}/tags/exists", lacking: "template tags"},
 	{method: "GET", path: "/templates/{templateID}/tags/groups", lacking: "template tags"},

@@ -125,10 +125,13 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, http.StatusOK, mapped(all, toSnapshot))
 }
 
-// deleteTemplate deletes snapshots. Templates are removed by the command line.
+// deleteTemplate deletes a snapshot, or a template with all its builds.
 func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	ref := r.PathValue("templateID")
 	err := a.Sessions.DeleteSnapshot(r.Context(), ref, actor(r))
+	if berm.KindOf(err) == berm.NotFound && err != nil && a.Builder != nil {
+		err = a.Builder.RemoveTemplate(r.Context(), ref, actor(r))
+	}
 	switch {
 	case err == nil:
 		w.WriteHeader(http.StatusNoContent)
@@ -137,7 +140,7 @@ func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 		return &httpError{http.StatusBadRequest, "", err.Error()}
 	case berm.KindOf(err) == berm.NotFound:
 		if _, found := a.Templates.Resolve(r.Context(), ref); found == nil {
-			return berm.Errorf(berm.Unsupported, "This version of Berm does not have removing templates by API").WithHint("berm template rm, on that host, removes one")
+			return berm.Errorf(berm.Unsupported, "This server does not remove templates: it is not one of root").WithHint("berm template rm, on that host, removes one")
 		}
 	}
 	return err

@@ -8,9 +8,10 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template"
 )
 
-type template struct {
+type templateInfo struct {
 	TemplateID    berm.TemplateID `json:"templateID"`
 	BuildID       berm.BuildID    `json:"buildID"`
 	CPUCount      int64           `json:"cpuCount"`
@@ -29,18 +30,23 @@ type template struct {
 	BuildStatus   string          `json:"buildStatus"`
 }
 
-func toTemplate(t berm.Template) template {
-	names := append([]string{}, t.Names...)
-	return template{
+func toTemplate(builds []berm.Template) templateInfo {
+	t := builds[0]
+	var all []string
+	for _, b := range builds {
+		all = append(all, b.Names...)
+	}
+	names := aliases(all)
+	return templateInfo{
 		TemplateID: t.ID, BuildID: t.BuildID, CPUCount: int64(math.Ceil(t.Limits.CPU)),
 		MemoryMB: t.Limits.Memory >> 20, DiskSizeMB: t.Limits.Disk >> 20,
-		Aliases: names, Names: names, CreatedAt: t.CreatedAt, UpdatedAt: t.CreatedAt,
-		BuildCount: 1, EnvdVersion: berm.AgentVersion, BuildStatus: "ready",
+		Aliases: names, Names: names, CreatedAt: builds[len(builds)-1].CreatedAt, UpdatedAt: t.CreatedAt, Public: t.Public,
+		BuildCount: int64(len(builds)), EnvdVersion: berm.AgentVersion, BuildStatus: "ready",
 	}
 }
 
-// listTemplates returns all templates, newest first.
-func (a *API) listTemplates(r *http.Request) ([]berm.Template, error) {
+// listTemplates returns the builds of all templates, newest first.
+func (a *API) listTemplates(r *http.Request) ([][]berm.Template, error) {
 	if team := r.URL.Query().Get("teamID"); team != "" && team != teamID {
 		return nil, berm.Errorf(berm.Invalid, "team %q is not the team of this API key", team)
 	}
@@ -51,7 +57,17 @@ func (a *API) listTemplates(r *http.Request) ([]berm.Template, error) {
 		}
 		return cmp.Compare(x.ID, y.ID)
 	})
-	return all, err
+	var grouped [][]berm.Template
+	at := map[berm.TemplateID]int{}
+	for _, t := range all {
+		i, ok := at[t.ID]
+		if !ok {
+			i, at[t.ID] = len(grouped), len(grouped)
+			grouped = append(grouped, nil)
+		}
+		grouped[i] = append(grouped[i], t)
+	}
+	return grouped, err
 }
 
 func (a *API) templates(w http.ResponseWriter, r *http.Request) error {
@@ -73,7 +89,7 @@ func (a *API) templatesV2(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if token := r.URL.Query().Get("nextToken"); token != "" {
-		i := slices.IndexFunc(all, func(t berm.Template) bool { return string(t.ID) == token })
+		i := slices.IndexFunc(all, func(t []berm.Template) bool { return string(t[0].ID) == token })
 		if i < 0 {
 			return invalid("nextToken is not one of this list")
 		}
@@ -81,32 +97,65 @@ func (a *API) templatesV2(w http.ResponseWriter, r *http.Request) error {
 	}
 	if int64(len(all)) > limit {
 		all = all[:limit]
-		w.Header().Set("X-Next-Token", string(all[limit-1].ID))
+		w.Header().Set("X-Next-Token", string(all[limit-1][0].ID))
 	}
 	return answer(w, http.StatusOK, mapped(all, toTemplate))
 }
 
 func (a *API) template(w http.ResponseWriter, r *http.Request) error {
-	t, err := a.Templates.Resolve(r.Context(), r.PathValue("templateID"))
+	found, err := a.Templates.Resolve(r.Context(), withoutTeam(r.PathValue("templateID")))
 	if err != nil {
 		return err
 	}
-	one := toTemplate(t)
+	all, err := a.listTemplates(r)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(t []berm.Template) bool { return t[0].ID == found.ID })
+	if i < 0 { // removed meanwhile
+		return berm.Errorf(berm.NotFound, "template '%s' not found", r.PathValue("templateID"))
+	}
+	type build struct {
+		BuildID    berm.BuildID   `json:"buildID"`
+		Status     template.State `json:"status"`
+		CreatedAt  time.Time      `json:"createdAt"`
+		UpdatedAt  time.Time      `json:"updatedAt"`
+		FinishedAt *time.Time     `json:"finishedAt,omitempty"`
+		CPUCount   int64          `json:"cpuCount"`
+		MemoryMB   int64          `json:"memoryMB"`
+		DiskSizeMB int64          `json:"diskSizeMB"`
+		Envd       string         `json:"envdVersion"`
+	}
+	var builds []build
+	add := func(id berm.BuildID, state template.State, begin, end time.Time, l berm.Limits) {
+		if slices.ContainsFunc(builds, func(b build) bool { return b.BuildID == id }) {
+			return
+		}
+		b := build{id, state, begin, begin, nil, int64(math.Ceil(l.CPU)), l.Memory >> 20, l.Disk >> 20, berm.AgentVersion}
+		if !end.IsZero() {
+			b.UpdatedAt, b.FinishedAt = end, &end
+		}
+		builds = append(builds, b)
+	}
+	if a.Builder != nil {
+		for _, b := range a.Builder.Builds(found.ID) {
+			add(b.ID, b.State, b.CreatedAt, b.FinishedAt, b.Limits)
+		}
+	}
+	for _, t := range all[i] { // those that were not ordered here: images, recipes
+		add(t.BuildID, template.Ready, t.CreatedAt, t.CreatedAt, t.Limits)
+	}
+	one := toTemplate(all[i])
 	return answer(w, http.StatusOK, map[string]any{
 		"templateID": one.TemplateID, "public": one.Public, "aliases": one.Aliases, "names": one.Names,
-		"createdAt": one.CreatedAt, "updatedAt": one.UpdatedAt, "lastSpawnedAt": nil, "spawnCount": one.SpawnCount,
-		"builds": []map[string]any{{
-			"buildID": one.BuildID, "status": one.BuildStatus, "createdAt": one.CreatedAt, "updatedAt": one.UpdatedAt,
-			"finishedAt": one.CreatedAt, "cpuCount": one.CPUCount, "memoryMB": one.MemoryMB,
-			"diskSizeMB": one.DiskSizeMB, "envdVersion": one.EnvdVersion,
-		}},
+		"createdAt": one.CreatedAt, "updatedAt": one.UpdatedAt, "lastSpawnedAt": nil, "spawnCount": one.SpawnCount, "builds": builds,
 	})
 }
 
 func (a *API) alias(w http.ResponseWriter, r *http.Request) error {
-	t, err := a.Templates.Resolve(r.Context(), r.PathValue("alias"))
+	t, err := a.Templates.Resolve(r.Context(), withoutTeam(r.PathValue("alias")))
 	if err != nil {
 		return err
 	}
-	return answer(w, http.StatusOK, map[string]any{"templateID": t.ID, "public": false})
+	return answer(w, http.StatusOK, map[string]any{"templateID": t.ID, "public": t.Public})
 }

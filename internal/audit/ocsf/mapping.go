@@ -48,6 +48,7 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.KeyCreate:        managed("API key", activity{1, "Create"}),
 	audit.KeyRevoke:        managed("API key", activity{4, "Delete"}),
 	audit.TemplateBuild:    managed("template", activity{1, "Create"}),
+	audit.TemplateRemove:   managed("template", activity{4, "Delete"}),
 	audit.ServerStart:      life(activity{3, "Start"}),
 	audit.ServerStop:       life(activity{4, "Stop"}),
 	audit.NetFlow:          (*mapper).flow,

@@ -203,6 +203,7 @@ func policy(f found, spec berm.Spec, set specs.Spec, upper launch.Upper, layout 
 	}
 	p := berm.Policy{
 		Level:        berm.GVisor,
+		IDBase:       int(spec.IDs.Base),
 		IDMap:        fmt.Sprintf("0-%d inside are %d-%d on the host", spec.IDs.Count-1, spec.IDs.Base, spec.IDs.Base+spec.IDs.Count-1),
 		Capabilities: capability.Inside.Names(),
 		Seccomp: berm.Seccomp{

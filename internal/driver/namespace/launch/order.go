@@ -129,6 +129,9 @@ func (i IDs) String() string {
 	return strings.Join(parts, ", ")
 }
 
+// Root is the user of the host that root inside is, or the one that there is inside.
+func (i IDs) Root() int { return i.UIDs[0].Outside }
+
 // HasGroup says whether a group id exists inside.
 func (i IDs) HasGroup(id int) bool {
 	for _, r := range i.GIDs {

@@ -172,6 +172,7 @@ func Plan(c Config) (*SetUp, error) {
 		Level:      berm.Namespace,
 		Namespaces: []string{"user", "pid", "mount", "network", "ipc", "uts", "cgroup"},
 		IDMap:      c.IDs.String(),
+		IDBase:     c.IDs.Root(),
 		Limits:     c.Limits,
 		Network:    "none but loopback",
 		Cgroup:     c.Cgroup,

@@ -1,0 +1,159 @@
+package builder
+
+import (
+	"compress/gzip"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template"
+)
+
+// archive is where a step's files lie inside, while it runs.
+const archive = "/tmp/.berm-build.tar"
+
+// copy puts a step's files into the sandbox.
+func (r *running) copy(ctx context.Context, s *Step, g template.Stage, sb *sandbox, line func(bool, string)) error {
+	f, err := r.b.openUpload(r.build.TemplateID, s.FilesHash)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	plain, err := unzipped(f)
+	if err != nil {
+		return err
+	}
+	if err := sb.upload(ctx, archive, &bounded{plain, maxUpload}); err != nil {
+		return err
+	}
+	dest := absolute(g.Workdir, expand(s.Args[1], g.Env))
+	if to := s.Args[1]; strings.HasSuffix(to, "/") || to == "." {
+		dest = strings.TrimSuffix(dest, "/") + "/"
+	}
+	user, group, ok := strings.Cut(s.arg(2), ":")
+	if user == "" {
+		user = g.User
+	}
+	if !ok {
+		group = user
+	}
+	return sb.run(ctx, command{
+		user: "root", workdir: "/", env: g.Env, line: line,
+		argv: []string{"/bin/sh", "-c", place, "sh", archive, source(s.Args[0]), dest, user, group, s.arg(3)},
+	})
+}
+
+// place unpacks an archive $1, and puts what is at $2 in it to $3, with the owner $4, the group $5
+// and the mode $6 ("" is as they are). A directory's content is put into $3, beside what is there;
+// directories that are there keep their owner and rights, and a link to one stays. Only GNU's tar
+// can do that.
+const place = newDirs + `
+from=$(mktemp -d /tmp/.berm-build.XXXXXX)
+trap 'rm -rf "$from" "$1"' EXIT
+tar -xof "$1" -C "$from"
+if [ ! -e "$from/$2" ] && [ ! -L "$from/$2" ]; then
+	echo "the files have no $2" >&2
+	exit 1
+fi
+chown -hR "$4:$5" "$from"
+if [ -n "$6" ] && [ ! -L "$from/$2" ]; then chmod -R "$6" "$from/$2"; fi
+if [ -d "$from/$2" ] && [ ! -L "$from/$2" ]; then
+	new_dirs "$3" "$4:$5"
+	if tar --version 2>/dev/null | grep -q GNU; then
+		tar -C "$from/$2" -cf - . | tar -C "$3" -xpf - --no-overwrite-dir --keep-directory-symlink
+	else
+		tar -C "$from/$2" -cf - . | tar -C "$3" -xpf -
+	fi
+	exit
+fi
+case $3 in
+	*/) new_dirs "$3" "$4:$5" ;;
+	*) new_dirs "$(dirname "$3")" "$4:$5" ;;
+esac
+if [ -d "$3" ]; then
+	mv -f "$from/$2" "$3/"
+else
+	mv -f "$from/$2" "$3"
+fi
+`
+
+// unzipped reads gzip or what is not compressed.
+func unzipped(f io.ReadSeeker) (io.Reader, error) {
+	magic := make([]byte, 2)
+	_, err := io.ReadFull(f, magic)
+	if _, back := f.Seek(0, io.SeekStart); back != nil {
+		return nil, back
+	}
+	if err != nil || magic[0] != 0x1f || magic[1] != 0x8b {
+		return f, nil
+	}
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		return nil, invalid("the files are no archive: %w", err)
+	}
+	return z, nil
+}
+
+func (b *Builder) uploadPath(of berm.TemplateID, hash string) string {
+	return filepath.Join(b.Dir, path.Base(string(of)), hash)
+}
+
+// openUpload opens what a client uploaded for a step.
+func (b *Builder) openUpload(of berm.TemplateID, hash string) (*os.File, error) {
+	name := b.uploadPath(of, hash)
+	f, err := os.Open(name)
+	if os.IsNotExist(err) {
+		return nil, berm.Errorf(berm.NotFound, "the files were not uploaded")
+	}
+	if err == nil {
+		now := time.Now()
+		_ = os.Chtimes(name, now, now) // sweep looks at it
+	}
+	return f, err
+}
+
+// Uploaded says whether a client's files are there. Kinds: NotFound (the template), Invalid.
+func (b *Builder) Uploaded(of berm.TemplateID, hash string) (bool, error) {
+	if !filesHash.MatchString(hash) {
+		return false, invalid("%q is no SHA-256 in hexadecimal digits", hash)
+	}
+	if len(b.Builds(of)) == 0 {
+		return false, berm.Errorf(berm.NotFound, "template '%s' is not being built", of)
+	}
+	_, err := os.Stat(b.uploadPath(of, hash))
+	return err == nil, nil
+}
+
+// Upload stores a client's files, whole or not at all. Kinds: NotFound (the template), Invalid
+// (the hash, or too many bytes), Exhausted (no room).
+func (b *Builder) Upload(of berm.TemplateID, hash string, content io.Reader) error {
+	if _, err := b.Uploaded(of, hash); err != nil {
+		return err
+	}
+	name := b.uploadPath(of, hash)
+	if err := os.MkdirAll(filepath.Dir(name), 0o700); err != nil {
+		return berm.Errorf(berm.Internal, "make the directory of uploads: %w", err)
+	}
+	f, err := os.CreateTemp(b.Dir, "upload-")
+	if err != nil {
+		return berm.Errorf(berm.Internal, "make an upload: %w", err)
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	if _, err := io.Copy(f, &bounded{content, maxUpload}); err != nil {
+		kind := berm.KindOf(err)
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			kind = berm.Exhausted
+		}
+		return berm.Errorf(kind, "upload: %w", err)
+	}
+	return os.Rename(f.Name(), name)
+}
