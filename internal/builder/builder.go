@@ -8,6 +8,7 @@ import (
 	"errors"
 	"io/fs"
 	"log/slog"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,6 +19,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/template"
 )
 
@@ -28,7 +30,9 @@ type Config struct {
 	Audit    audit.Emitter
 	// Dir is where clients' files lie until the steps that copy them.
 	Dir string
-	Log *slog.Logger
+	// Open are ranges of addresses that registries may have although they are not public.
+	Open []string
+	Log  *slog.Logger
 }
 
 const (
@@ -55,10 +59,11 @@ var system = audit.Actor{Type: "system"}
 // Builder makes templates. The methods are safe for concurrent use.
 type Builder struct {
 	Config
-	ctx  context.Context // ends with Close
-	stop context.CancelFunc
-	work sync.WaitGroup
-	turn chan struct{}
+	ctx        context.Context // ends with Close
+	stop       context.CancelFunc
+	work       sync.WaitGroup
+	turn       chan struct{}
+	registries http.RoundTripper
 
 	mu     sync.Mutex
 	builds map[berm.BuildID]*build
@@ -75,6 +80,11 @@ type build struct {
 func New(c Config) (*Builder, error) {
 	b := &Builder{Config: c, builds: map[berm.BuildID]*build{}, turn: make(chan struct{}, atOnce)}
 	b.ctx, b.stop = context.WithCancel(context.Background())
+	table, err := address.NewTableHere(c.Open)
+	if err != nil {
+		return nil, err
+	}
+	b.registries = outside(table)
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, berm.Errorf(berm.Internal, "make the directory of builds: %w", err)
 	}
@@ -126,7 +136,7 @@ func (b *Builder) New(r Request) (template.Build, error) {
 	tags := slices.Clone(r.Tags)
 	if tagged {
 		// A tag keeps its case, which the name does not have.
-		tag = r.Name[strings.LastIndex(r.Name, ":")+1:]
+		_, tag, _ = strings.Cut(r.Name, ":")
 		tags = append([]string{tag}, tags...)
 	}
 	if len(tags) == 0 {

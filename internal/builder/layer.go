@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -52,28 +51,45 @@ func pack(ctx context.Context, w *berm.Written, base int, out io.Writer) (entrie
 		defer lower.Close()
 		p.lower = append(p.lower, lower)
 	}
-	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case ctx.Err() != nil:
-			return context.Cause(ctx)
-		case name == ".":
-			return nil
-		case apart[name] && d.IsDir():
-			return fs.SkipDir
-		case apart[name]:
-			return nil
-		}
-		if err := p.entry(name); err != nil {
-			return fmt.Errorf("%q: %w", name, err)
-		}
-		return nil
-	})
-	if err != nil {
+	if err := p.walk(ctx, "."); err != nil {
 		return 0, err
 	}
 	return p.entries, p.archive.Close()
+}
+
+// walk tells of what a directory holds. Package fs is of no use here: its names are UTF-8.
+func (p *packer) walk(ctx context.Context, dir string) error {
+	f, err := p.root.Open(dir)
+	if err != nil {
+		return err
+	}
+	names, err := f.Readdirnames(-1)
+	_ = f.Close()
+	if err != nil {
+		return err
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		name = path.Join(dir, name)
+		switch {
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case apart[name]:
+			continue
+		case len(name) >= unix.PathMax:
+			return invalid("the name %.200q… has %d bytes", name, len(name))
+		}
+		isDir, err := p.entry(name)
+		if err != nil {
+			return fmt.Errorf("%q: %w", name, err)
+		}
+		if isDir {
+			if err := p.walk(ctx, name); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 type packer struct {
@@ -114,14 +130,15 @@ func (p *packer) below(name string, st *syscall.Stat_t) bool {
 	return false
 }
 
-func (p *packer) entry(name string) error {
+// entry tells of one name, and says whether it is a directory.
+func (p *packer) entry(name string) (isDir bool, err error) {
 	info, err := p.root.Lstat(name)
 	if err != nil {
-		return err
+		return false, err
 	}
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok {
-		return errors.ErrUnsupported
+		return false, errors.ErrUnsupported
 	}
 	h := &tar.Header{
 		Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid) - p.base, Gid: int(st.Gid) - p.base, ModTime: info.ModTime(),
@@ -130,21 +147,21 @@ func (p *packer) entry(name string) error {
 	case unix.S_IFCHR:
 		if st.Rdev == 0 {
 			dir, file := path.Split(name)
-			return p.write(&tar.Header{Name: dir + whiteoutPrefix + file, Typeflag: tar.TypeReg})
+			return false, p.write(&tar.Header{Name: dir + whiteoutPrefix + file, Typeflag: tar.TypeReg})
 		}
-		return nil // inside nobody can make another; a template holds none
+		return false, nil // inside nobody can make another; a template holds none
 	case unix.S_IFLNK:
 		h.Typeflag = tar.TypeSymlink
 		if h.Linkname, err = p.root.Readlink(name); err != nil {
-			return err
+			return false, err
 		}
-		return p.write(h)
+		return false, p.write(h)
 	case unix.S_IFDIR:
-		return p.directory(name, h, st)
+		return true, p.directory(name, h, st)
 	case unix.S_IFREG:
-		return p.regular(name, h, st)
+		return false, p.regular(name, h, st)
 	}
-	return nil // a FIFO or socket, which needs the process that made it
+	return false, nil // a FIFO or socket, which needs the process that made it
 }
 
 func (p *packer) directory(name string, h *tar.Header, st *syscall.Stat_t) error {

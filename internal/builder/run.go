@@ -211,7 +211,7 @@ func (r *running) base(ctx context.Context) error {
 		return r.from(ctx, "FROM "+r.order.FromImage, t, false)
 	}
 	r.say("info", "Looking for image "+r.order.FromImage)
-	opts := template.ImportOptions{Setuid: true, Pull: r.order.Registry != nil}
+	opts := template.ImportOptions{Setuid: true, Pull: r.order.Registry != nil, Transport: r.b.registries}
 	if c := r.order.Registry; c != nil {
 		opts.Username, opts.Password = c.Username, c.Password
 	}

@@ -348,7 +348,7 @@ func Run(ctx context.Context, c Config) error {
 	port := listener.Addr().(*net.TCPAddr).Port
 	var builds *builder.Builder
 	if c.Images != nil {
-		if builds, err = builder.New(builder.Config{Sessions: sessions, Store: c.Images, Audit: records, Dir: filepath.Join(c.Data, "uploads"), Log: c.Log}); err != nil {
+		if builds, err = builder.New(builder.Config{Sessions: sessions, Store: c.Images, Audit: records, Dir: filepath.Join(c.Data, "uploads"), Open: c.Open, Log: c.Log}); err != nil {
 			return err
 		}
 		cu.Add(builds.Close)

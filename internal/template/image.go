@@ -90,10 +90,8 @@ func fromRegistry(ctx context.Context, ref string, platform v1.Platform, opts Im
 		as = remote.WithAuth(&authn.Basic{Username: opts.Username, Password: opts.Password})
 	}
 	way := remote.DefaultTransport
-	if opts.Dial != nil {
-		guarded := remote.DefaultTransport.(*http.Transport).Clone()
-		guarded.DialContext = opts.Dial
-		way = guarded
+	if opts.Transport != nil {
+		way = opts.Transport
 	}
 	img, err := remote.Image(parsed, remote.WithContext(ctx), remote.WithPlatform(platform), as, remote.WithUserAgent("berm"), remote.WithTransport(way))
 	if err != nil {

@@ -3,7 +3,7 @@ package template
 import (
 	"context"
 	"io"
-	"net"
+	"net/http"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -17,15 +17,12 @@ type ImportOptions struct {
 	Platform string // "linux/ARCH"; "" is this machine's
 	Pull     bool   // ask the registry even if the image is in the store
 	Setuid   bool   // its set-uid programs (sudo) may gain rights inside
-<<<<<<< HEAD
 	// Start and Ready are the template's.
 	Start, Ready string
-=======
 	// Username and Password are what the registry is shown; "" is Docker's configuration.
 	Username, Password string
-	// Dial reaches registries; nil is the host's own way.
-	Dial func(ctx context.Context, network, address string) (net.Conn, error)
->>>>>>> 685e65d (E2B's template builder: each step runs in a sandbox of its own, and what it writes becomes a layer)
+	// Transport reaches registries; nil is the host's own way.
+	Transport http.RoundTripper
 }
 
 // Import makes a template from an image: a path to an OCI image layout or to a
