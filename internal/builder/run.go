@@ -132,8 +132,18 @@ func (r *running) all(ctx context.Context) (berm.Template, error) {
 	return r.finish(ctx)
 }
 
-// finish makes the template of the last stage.
+// finish makes the template of the last stage, when what it starts in each sandbox was seen to work.
 func (r *running) finish(ctx context.Context) (berm.Template, error) {
+	if r.order.Start != "" || r.order.Ready != "" {
+		r.say("info", "[finalize] starting it as in a sandbox: "+cmp.Or(r.order.Start, r.order.Ready))
+		s, err := r.b.newSandbox(ctx, r.build, &r.stage, &r.order, r.actor)
+		if err != nil {
+			return berm.Template{}, &stepError{err}
+		}
+		if err := s.kill(); err != nil {
+			return berm.Template{}, err
+		}
+	}
 	release, err := r.b.Store.Hold(ctx)
 	if err != nil {
 		return berm.Template{}, err
@@ -145,6 +155,7 @@ func (r *running) finish(ctx context.Context) (berm.Template, error) {
 	g := r.stage
 	return r.b.Store.Publish(ctx, r.build.Build, berm.Template{
 		Layers: g.Layers, Limits: r.build.Limits, User: g.User, Workdir: g.Workdir, Env: g.Env, Setuid: g.Setuid, Size: g.Size,
+		Start: r.order.Start, Ready: r.order.Ready,
 	})
 }
 
@@ -403,7 +414,7 @@ func (r *running) output(step string) func(bool, string) {
 // inside does something in a sandbox made of a stage, makes a layer of what it writes, and reaches
 // that stage after then changed it (nil: it does not).
 func (r *running) inside(ctx context.Context, g template.Stage, do func(*sandbox) error, then func(*template.Stage)) error {
-	s, err := r.b.newSandbox(ctx, r.build, &g, r.actor)
+	s, err := r.b.newSandbox(ctx, r.build, &g, &Order{}, r.actor)
 	if err != nil {
 		return err
 	}

@@ -120,3 +120,10 @@ test('in the background', async () => {
     await assert.rejects(Template.build(Template().fromBaseImage(), 'e2e-later', options), message)
   }
 })
+
+test('a start command runs in every sandbox', async () => {
+  const served = Template().fromBaseImage().runCmd('echo served > index.html').setStartCmd('python3 -m http.server 8123', 'curl -sf http://127.0.0.1:8123/')
+  await build(served, 'e2e-start')
+  await inside('e2e-start', 'curl -s http://127.0.0.1:8123/', (r) => assert.equal(r.stdout, 'served\n'))
+  await assert.rejects(build(Template().fromBaseImage().setStartCmd('exit 3', 'false'), 'e2e-start-fails'), /start command .* failed/)
+})
