@@ -145,6 +145,43 @@ var snapshotCases = []testCase{
 			t.Errorf("%q", got)
 		}
 	}},
+	// What a sandbox made of the places of its identity is its own, and no reason not to start.
+	{name: "SnapshotWithoutAPlaceForIdentity", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
+		for _, c := range [][2]string{
+			{"rm -f /etc/hostname; mkdir -p /etc/hostname/d; echo kept >/etc/hostname/d/f", "cat /etc/hostname/d/f"},
+			{"mkdir /other; cp /etc/passwd /etc/group /other; echo kept >/other/hostname; mv /etc /etc2; ln -s other /etc", "cat /other/hostname; ls /other | grep -v -e hostname -e passwd -e group || true"},
+			{"mv /etc /etc2; echo kept >/etc", ""}, // nobody can log in
+		} {
+			s := create(t, h)
+			sh(t, s, c[0])
+			child := create(t, h, from(snapshot(t, s)))
+			if err := health(testContext(t), child); err != nil {
+				t.Errorf("after %q: %v", c[0], err)
+			}
+			if c[1] == "" {
+				continue
+			}
+			if got := sh(t, child, c[1]); got != "kept" {
+				t.Errorf("after %q: %q", c[0], got)
+			}
+		}
+	}},
+	// A sandbox that has used up all inodes is saved, and goes on from what was saved, again and again.
+	{name: "SnapshotOfAFullDisk", needs: []Feature{Snapshot, Exec, DiskLimit}, run: func(t *testing.T, h Harness) {
+		small := func(spec *berm.Spec) { spec.Limits.Disk = 16 << 20 }
+		s := create(t, h, small)
+		for i, before := range []string{"true", "true", "rm /etc/hostname /etc/hosts /etc/machine-id /etc/resolv.conf", "true"} {
+			if got := sh(t, s, fmt.Sprintf("%s; mkdir -p /x; seq 2000 | sed 's|^|/x/%d-|' | xargs touch 2>/dev/null; touch /y 2>/dev/null || echo full", before, i)); got != "full" {
+				t.Fatalf("round %d: %q", i, got)
+			}
+			dir := snapshot(t, s)
+			kill(t, s)
+			s = create(t, h, small, from(dir), func(spec *berm.Spec) { spec.ID = s.ID() })
+			if got := sh(t, s, "cat /etc/hostname"); got != "box" {
+				t.Errorf("round %d: its name is %q", i, got)
+			}
+		}
+	}},
 	{name: "MemoryGoesOn", needs: []Feature{Snapshot, Memory, Exec, Freeze}, run: func(t *testing.T, h Harness) {
 		linked := func(spec *berm.Spec) { spec.Link = h.Missing[Link] == "" }
 		s := create(t, h, linked)

@@ -121,7 +121,6 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 			plan.Step{Op: plan.Mount, Target: counter, Source: "tmpfs", Flags: unix.MS_RDONLY, Data: "mode=0555"},
 		)
 	}
-	steps = append(steps, plan.Step{Op: plan.Mkdir, Target: "/etc", Flags: 0o755})
 	identity := identity(spec)
 	steps = append(steps, identity...)
 	steps = append(steps,

@@ -19,7 +19,7 @@ const bootID = "/dev/boot_id"
 func identity(spec berm.Spec) []plan.Step {
 	steps := []plan.Step{{Op: plan.File, Target: bootID, Flags: 0o444, Data: berm.NewUUID() + "\n"}}
 	for _, file := range wall.Identity(spec.Hostname, spec.Link) {
-		steps = append(steps, plan.Step{Op: plan.File, Target: "/etc/" + file[0], Flags: 0o644, Data: file[1]})
+		steps = append(steps, plan.Step{Op: plan.Identity, Target: "/etc/" + file[0], Flags: 0o644, Data: file[1]})
 	}
 	return steps
 }

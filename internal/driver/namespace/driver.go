@@ -485,7 +485,7 @@ func (d *Driver) Program(name string) (string, error) { return unpack(d.config.D
 // image returns the path of a formatted file system of a size, of which every sandbox
 // gets a sparse copy. It is made once.
 func (d *Driver) image(size int64) (string, error) {
-	path := filepath.Join(d.config.Data, "images", fmt.Sprintf("ext4-%d", size))
+	path := filepath.Join(d.config.Data, "images", fmt.Sprintf("ext4-r-%d", size))
 	d.images.Lock()
 	defer d.images.Unlock()
 	if _, err := os.Stat(path); err == nil {
@@ -494,7 +494,7 @@ func (d *Driver) image(size int64) (string, error) {
 	failed := func(err error) error {
 		return berm.Errorf(berm.Internal, "make a disk image of %d bytes: %w", size, err)
 	}
-	// What every copy starts with: the two directories that overlayfs wants.
+	// What every copy starts with: the two directories that overlayfs wants, and the reserve.
 	content, err := os.MkdirTemp(filepath.Dir(path), "content-")
 	if err != nil {
 		return "", failed(err)
@@ -503,7 +503,7 @@ func (d *Driver) image(size int64) (string, error) {
 	temporary := path + ".new"
 	defer os.Remove(temporary)
 	err = errors.Join(os.Chmod(content, 0o755), os.Mkdir(filepath.Join(content, "upper"), 0o755), os.Mkdir(filepath.Join(content, "work"), 0o700),
-		os.WriteFile(temporary, nil, 0o600), os.Truncate(temporary, size))
+		fillReserve(content), os.WriteFile(temporary, nil, 0o600), os.Truncate(temporary, size))
 	if err != nil {
 		return "", failed(err)
 	}
@@ -524,6 +524,15 @@ func (d *Driver) image(size int64) (string, error) {
 		return "", failed(err)
 	}
 	return path, nil
+}
+
+func fillReserve(dir string) error {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return launch.FillReserve(root)
 }
 
 // mkfs finds mkfs.ext4 also where the directories for root are not searched.

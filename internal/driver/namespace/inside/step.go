@@ -28,6 +28,8 @@ func do(s plan.Step, trees []int) error {
 		return mkdir(s.Target, uint32(s.Flags))
 	case plan.File:
 		return file(s.Target, s.Data, uint32(s.Flags))
+	case plan.Identity:
+		return identity(s.Target, s.Data, uint32(s.Flags))
 	case plan.Symlink:
 		return unix.Symlink(s.Source, s.Target)
 	case plan.Mount:
@@ -146,6 +148,25 @@ func file(path, content string, mode uint32) error {
 		content = content[n:]
 	}
 	return nil
+}
+
+// identity writes a file that tells one sandbox from others, if its place is what it should be.
+// No link leads it elsewhere.
+func identity(path, content string, mode uint32) error {
+	dir := path[:strings.LastIndexByte(path, '/')]
+	if err := mkdir(dir, 0o755); err != nil {
+		return ignoreOwn(err)
+	}
+	return ignoreOwn(file(path, content, mode))
+}
+
+// ignoreOwn ignores errors that what a sandbox made of its disk has.
+func ignoreOwn(err error) error {
+	switch err {
+	case unix.ENOTDIR, unix.EISDIR, unix.ENOSPC:
+		return nil
+	}
+	return err
 }
 
 // bind mounts source on target with the flags that source's mount has and those

@@ -186,6 +186,9 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 		}
 	}
 	monitor.Trace("agent ready")
+	if order.Upper.Used {
+		s.fillReserve()
+	}
 	if order.GVisor != nil {
 		if err := s.serveConnections(); err != nil {
 			return nil, err

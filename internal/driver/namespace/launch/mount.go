@@ -1,7 +1,10 @@
 package launch
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"runtime"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +38,9 @@ func (u Upper) open() (d disk, err error) {
 	switch {
 	case u.Image != "":
 		if d.image, err = copyImage(u.Image); err != nil {
+			if errors.Is(err, unix.ENOSPC) {
+				return disk{}, noRoom(err)
+			}
 			return disk{}, fault("copy the writable layer's image", err)
 		}
 		monitor.Trace("image copied")
@@ -64,17 +70,62 @@ func (u Upper) open() (d disk, err error) {
 
 // forgetOverlay removes what the overlay mount of another sandbox left beside the upper
 // directory: a mark that it was volatile, which would have the next one refused, and what it
-// was about to make.
+// was about to make. The reserve goes too: the next mount takes of what it held.
 func forgetOverlay(mounted *os.File) error {
-	root, err := os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(mounted.Fd())))
+	root, err := beside(mounted)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	if err := root.RemoveAll("work"); err != nil {
+	if err := errors.Join(root.RemoveAll("work"), root.RemoveAll(Reserve)); err != nil {
 		return err
 	}
 	return root.Mkdir("work", 0o700)
+}
+
+// Reserve is the directory beside the upper one whose files hold inodes: a sandbox may use up all
+// others, and the next mount of its overlay, and its identity, need some.
+const Reserve = "reserve"
+
+// FillReserve makes the files of a reserve, as many as there is room for, below the root of a disk.
+func FillReserve(root *os.Root) error {
+	const files = 16
+	if err := root.Mkdir(Reserve, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	for i := range files {
+		f, err := root.OpenFile(Reserve+"/"+strconv.Itoa(i), os.O_WRONLY|os.O_CREATE, 0o600)
+		if err != nil {
+			return err
+		}
+		if err := f.Close(); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// fillReserve fills the reserve of a disk that was used before, as its owner: others have no ids on
+// it. Where the sandbox has removed its identity there is less of it each time.
+func (s *Sandbox) fillReserve() {
+	root, err := beside(s.upper)
+	if err != nil {
+		return
+	}
+	defer func() { _ = root.Close() }()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	gid, err := unix.SetfsgidRetGid(s.order.IDs.GIDs[0].Outside)
+	if err != nil {
+		return
+	}
+	defer func() { _, _ = unix.SetfsgidRetGid(gid) }()
+	_ = asOwner(s.order.IDs.UIDs[0].Outside, func() error { return FillReserve(root) })
+}
+
+// beside opens the directory that the upper one is in.
+func beside(mounted *os.File) (*os.Root, error) {
+	return os.OpenRoot("/proc/self/fd/" + strconv.Itoa(int(mounted.Fd())))
 }
 
 // open makes the detached mount of a tree.

@@ -29,6 +29,9 @@ func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
 			WithHint("snapshots need a server of root and a sandbox with a limit of its disk")
 	}
 	failed := func(err error) (berm.Saved, error) {
+		if s.ending.Load() {
+			return saved, berm.Errorf(berm.NotFound, "the sandbox is dead")
+		}
 		if errors.Is(err, unix.ENOSPC) {
 			return saved, noRoom(err)
 		}
@@ -120,6 +123,6 @@ func duplicate(f *os.File) (*os.File, error) {
 }
 
 func noRoom(err error) error {
-	return berm.Errorf(berm.Unavailable, "no room for a snapshot: %w", err).
+	return berm.Errorf(berm.Unavailable, "no room for a sandbox's disk or memory: %w", err).
 		WithHint("delete snapshots, kill sandboxes or make room where the server's data directory is")
 }

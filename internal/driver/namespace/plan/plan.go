@@ -25,6 +25,9 @@ const (
 	// File makes the file Target with mode Flags and content Data. An existing
 	// file keeps its mode; a symbolic link is replaced, not followed.
 	File
+	// Identity is File in a directory that the sandbox may have changed. Where the directory is
+	// none, or Target is one, or there is no room, what is there stays: it is the sandbox's own.
+	Identity
 	// Symlink makes Target point to Source.
 	Symlink
 	// Mount mounts a new instance of the type Source on Target with the mount flags
@@ -83,7 +86,7 @@ const (
 	Watch
 )
 
-var names = [...]string{"", "stage", "mkdir", "file", "symlink", "mount", "bind", "pin", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities", "watch"}
+var names = [...]string{"", "stage", "mkdir", "file", "identity", "symlink", "mount", "bind", "pin", "remount", "move", "mask", "cover", "read-only", "enter", "working directory", "hostname", "loopback", "link", "rlimit", "landlock", "bounding", "no_new_privs", "seccomp", "capabilities", "watch"}
 
 func (op Op) String() string {
 	if int(op) < len(names) {

@@ -41,7 +41,7 @@ func (l Layers) build(s *SetUp, c Config) {
 	s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot, Flags: 0o755})
 	s.overlay(stageRoot, lower, stageUpper, flags)
 	s.show("/", "overlay", flags, fmt.Sprintf("%d read-only layers; writes: %s", len(lower), upper))
-	for _, dir := range []string{"/proc", "/dev", "/sys", "/etc"} {
+	for _, dir := range []string{"/proc", "/dev", "/sys"} {
 		s.add(plan.Step{Op: plan.Mkdir, Target: stageRoot + dir, Flags: 0o755})
 	}
 }
@@ -49,7 +49,7 @@ func (l Layers) build(s *SetUp, c Config) {
 func (l Layers) finish(s *SetUp, c Config) {
 	s.add(plan.Step{Op: plan.Enter, Target: stageRoot})
 	for _, f := range Identity(c.Hostname, c.Link) {
-		s.add(plan.Step{Op: plan.File, Target: "/etc/" + f[0], Flags: 0o644, Data: f[1]})
+		s.add(plan.Step{Op: plan.Identity, Target: "/etc/" + f[0], Flags: 0o644, Data: f[1]})
 	}
 }
 
