@@ -44,6 +44,11 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	}
 	release := m.use(o.saved)
 	defer release()
+	if o.from != "" {
+		if _, ok := m.snapshot(r.Template); !ok { // removed before it was in use
+			return Sandbox{}, berm.Errorf(berm.NotFound, "snapshot '%s' not found", r.Template)
+		}
+	}
 	allowed, fields, err := m.compile(r.Network, r.Internet)
 	if err != nil {
 		return Sandbox{}, err

@@ -224,8 +224,9 @@ func (m *Manager) specOf(info *Sandbox, deadline time.Time) berm.Spec {
 
 // Rollback gives a sandbox the state of a snapshot: its processes end, what it wrote since is
 // gone, and it goes on with those of the snapshot, or starts anew where that has files alone, with
-// its id, tokens and deadline. Kinds: NotFound, Conflict,
-// Unsupported (a snapshot of another template, or with a disk of another size).
+// its id, tokens and deadline. When it does not start, it has what it had before. Kinds: NotFound,
+// Conflict, Unavailable (no room for what it has now, or it does not start), Unsupported (a snapshot
+// of another template, or with a disk of another size).
 func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, actor audit.Actor) (Sandbox, error) {
 	s, err := m.session(id)
 	if err != nil {
@@ -254,14 +255,26 @@ func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, a
 	case info.Level != snap.Level:
 		return Sandbox{}, berm.Errorf(berm.Unsupported, "snapshot '%s' is of level %s", ref, snap.Level)
 	}
-	if err := s.rollback(ctx, snap, release, actor); err != nil {
+	before, err := s.rollback(ctx, snap, release, actor)
+	if err != nil {
 		return Sandbox{}, err
 	}
 	cu.Release()
-	timeout := max(time.Until(info.EndAt), min(info.Timeout, minWakeTimeout))
-	if err := s.resume(ctx, min(timeout, m.MaxTimeout), actor, "rollback"); err != nil && berm.KindOf(err) != berm.Conflict {
+	timeout := min(max(time.Until(info.EndAt), min(info.Timeout, minWakeTimeout)), m.MaxTimeout)
+	err = s.resume(ctx, timeout, actor, "rollback")
+	if err != nil && berm.KindOf(err) == berm.Conflict { // somebody else resumes it
+		if state, waiting := s.settled(ctx); waiting == nil && state == berm.Running {
+			err = nil
+		}
+	}
+	if err != nil {
+		s.undo(ctx, before, timeout)
+		if berm.KindOf(err) == berm.Internal {
+			err = berm.Errorf(berm.Unavailable, "sandbox %s does not start from snapshot '%s', and has what it had before: %w", id, ref, err)
+		}
 		return Sandbox{}, err
 	}
+	before.letGo(m)
 	return m.withTokens(s.snapshot()), nil
 }
 
@@ -269,49 +282,144 @@ func sameLayers(a, b *berm.Template) bool {
 	return slices.EqualFunc(a.Layers, b.Layers, func(a, b berm.Layer) bool { return a.DiffID == b.DiffID })
 }
 
+// had is what a sandbox had on disk before a rollback.
+type had struct {
+	saved   berm.BuildID
+	memory  bool
+	unpin   func() // nil for none
+	running bool   // it ran
+}
+
+// letGo removes it. A snapshot stays.
+func (h had) letGo(m *Manager) {
+	m.drop(h.saved)
+	if h.unpin != nil {
+		h.unpin()
+	}
+}
+
 // rollback leaves the sandbox paused with the state of a snapshot, and has unpin called when it needs
-// them no more. When it fails, that is the caller's.
-func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), actor audit.Actor) error {
+// them no more. When it fails, that is the caller's. What it had is the caller's to let go.
+func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), actor audit.Actor) (had, error) {
 	from, via := berm.Running, berm.Pausing
 	if s.state() == berm.Paused {
 		from, via = berm.Paused, berm.Resuming
 	}
 	if err := s.begin(from, via); err != nil {
-		return err
+		return had{}, err
 	}
 	id := s.info.ID
 	if err := s.m.emit(id, actor, audit.SandboxRollback, audit.OK, "", map[string]any{"snapshot": snap.ID(), "build": snap.Build}); err != nil {
 		_ = s.end(from, nil)
-		return err
+		return had{}, err
 	}
-	ctx, cancel := detached(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), snapshotTime)
 	defer cancel()
 	s.op <- struct{}{}
 	defer func() { <-s.op }()
 	s.mu.Lock()
-	if s.info.State == berm.Killed {
-		s.mu.Unlock()
-		return notFound(id)
-	}
-	before, memoryBefore, unpinBefore := s.info.SavedAs, s.info.SavedMemory, s.unpin
-	s.info.SavedAs, s.info.SavedMemory, s.unpin = snap.Build, snap.Saved.Memory, unpin
+	before := had{s.info.SavedAs, s.info.SavedMemory, s.unpin, from == berm.Running}
 	s.mu.Unlock()
-	if err := s.trySave(); err != nil {
-		s.mu.Lock()
-		s.info.SavedAs, s.info.SavedMemory, s.unpin = before, memoryBefore, unpinBefore
-		s.mu.Unlock()
-		_ = s.end(from, nil)
-		return err
+	lives := before.saved == ""
+	goBack := func(err error) (had, error) {
+		s.m.tell(id, actor, audit.SandboxRollback, audit.Failed, err.Error(), nil)
+		if s.state() == berm.Killed {
+			return had{}, notFound(id)
+		}
+		if from == berm.Running {
+			s.goOn(ctx)
+		} else {
+			_ = s.end(from, nil)
+		}
+		return had{}, err
 	}
-	if before == "" {
+	if lives {
+		var err error
+		if before.saved, before.memory, err = s.saveStill(ctx, before.running); err != nil {
+			return goBack(err)
+		}
+	}
+	s.mu.Lock()
+	killed := s.info.State == berm.Killed
+	if !killed {
+		s.info.SavedAs, s.info.SavedMemory, s.unpin = snap.Build, snap.Saved.Memory, unpin
+	}
+	s.mu.Unlock()
+	if !killed {
+		if err := s.trySave(); err != nil {
+			s.mu.Lock()
+			s.info.SavedAs, s.info.SavedMemory, s.unpin = "", false, before.unpin
+			if !lives {
+				s.info.SavedAs, s.info.SavedMemory = before.saved, before.memory
+			}
+			s.mu.Unlock()
+			if lives {
+				s.m.drop(before.saved)
+			}
+			return goBack(err)
+		}
+	}
+	if killed {
+		if lives {
+			s.m.drop(before.saved)
+		}
+		return had{}, notFound(id)
+	}
+	if lives {
 		_, _ = s.look(ctx, system, "rollback")
 		s.endProcesses(ctx, s.current())
 	}
-	s.m.drop(before)
-	if unpinBefore != nil {
-		unpinBefore()
+	if err := s.end(berm.Paused, nil); err != nil {
+		before.letGo(s.m)
+		return had{}, err
 	}
-	return s.end(berm.Paused, nil)
+	return before, nil
+}
+
+// saveStill stops a sandbox, unless it stands still, and saves all of it that its level can.
+func (s *session) saveStill(ctx context.Context, running bool) (build berm.BuildID, memory bool, err error) {
+	handle, info := s.current(), s.snapshot()
+	if running {
+		if err := handle.Pause(ctx); err != nil && berm.KindOf(err) != berm.Conflict {
+			return "", false, err
+		}
+	}
+	if build, err = s.m.newSaved(ctx, info.Base); err != nil {
+		return "", false, err
+	}
+	memory = s.keepsMemory()
+	s.snapping.Lock() // a checkpoint may be under way
+	_, err = handle.Snapshot(ctx, s.m.savedDir(build), memory)
+	s.snapping.Unlock()
+	if err != nil {
+		s.m.drop(build)
+		return "", false, err
+	}
+	return build, memory, nil
+}
+
+// undo gives a sandbox that did not start after a rollback what it had before.
+func (s *session) undo(ctx context.Context, before had, timeout time.Duration) {
+	if s.begin(berm.Paused, berm.Resuming) != nil { // it is dead, or runs
+		before.letGo(s.m)
+		return
+	}
+	s.mu.Lock()
+	snapshot := had{saved: s.info.SavedAs, unpin: s.unpin}
+	s.mu.Unlock()
+	if s.end(berm.Paused, func(info *Sandbox) {
+		info.SavedAs, info.SavedMemory, s.unpin = before.saved, before.memory, before.unpin
+	}) != nil {
+		before.letGo(s.m)
+		return
+	}
+	snapshot.letGo(s.m)
+	if !before.running {
+		return
+	}
+	if err := s.resume(ctx, timeout, system, "rollback failed"); err != nil {
+		s.m.Log.Error("a sandbox whose rollback failed stays paused", "sandbox", s.info.ID, "error", err)
+	}
 }
 
 // letGo removes the files that a sandbox was paused to and needs no more. A snapshot stays.

@@ -171,6 +171,8 @@ func (s *session) pause(ctx context.Context, filesOnly bool, actor audit.Actor) 
 		saving := s.toDisk(ctx, !filesOnly)
 		switch {
 		case saving == nil:
+		case s.state() == berm.Killed:
+			return notFound(id)
 		case filesOnly:
 			s.m.tell(id, actor, audit.SandboxPause, audit.Failed, saving.Error(), data)
 			s.goOn(ctx)
@@ -376,7 +378,11 @@ func (s *session) finish(exit berm.Exit, actor audit.Actor) {
 	s.mu.Unlock()
 	s.m.forgetKept(&s.info)
 	s.letGo(s.snapshot().SavedAs)
-	s.save() // first: who does not find it among the living looks there
+	// First: who does not find it among the living looks there.
+	if err := s.trySave(); err != nil {
+		s.m.Log.Error("saving the end of a sandbox failed, trying again", "sandbox", s.info.ID, "error", err)
+		s.m.work.Go(s.saveEnd)
+	}
 	s.m.mu.Lock()
 	delete(s.m.sessions, s.info.ID)
 	s.m.mu.Unlock()
@@ -503,6 +509,15 @@ func (s *session) rest() {
 func (s *session) save() {
 	if err := s.trySave(); err != nil {
 		s.m.Log.Error("saving a sandbox failed", "sandbox", s.info.ID, "error", err)
+	}
+}
+
+// saveEnd stores the session as it is, as often as it takes: no later change will.
+func (s *session) saveEnd() {
+	for wait := time.Second; sleep(s.m.ctx, wait); wait = min(2*wait, time.Minute) {
+		if s.trySave() == nil {
+			return
+		}
 	}
 }
 

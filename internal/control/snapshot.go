@@ -198,17 +198,34 @@ func (m *Manager) findSnapshots(ctx context.Context, sandboxes []store.Sandbox) 
 	return nil
 }
 
-// snapshot finds a snapshot by what a client calls it.
-func (m *Manager) snapshot(ref string) (Snapshot, bool) {
+// snapshot finds a snapshot by what a client calls it. An id wins over a name, which an earlier
+// version may have given though it was the id of another.
+func (m *Manager) snapshot(ref string) (found Snapshot, ok bool) {
 	name, tag, _ := splitRef(ref)
 	m.shelf.mu.Lock()
 	defer m.shelf.mu.Unlock()
 	for _, s := range m.shelf.snapshots {
-		if (s.Name == name && name != "" || string(s.TemplateID) == name) && s.Tag == tag {
+		switch {
+		case s.Tag != tag:
+		case string(s.TemplateID) == name:
 			return s, true
+		case s.Name == name && name != "":
+			found, ok = s, true
 		}
 	}
-	return Snapshot{}, false
+	return found, ok
+}
+
+// isID says whether a name is the id of what snapshots with other names are of.
+func (m *Manager) isID(name string) bool {
+	m.shelf.mu.Lock()
+	defer m.shelf.mu.Unlock()
+	for _, s := range m.shelf.snapshots {
+		if string(s.TemplateID) == name && s.Name != name {
+			return true
+		}
+	}
+	return false
 }
 
 // Snapshots returns those of a sandbox ("" is all) with a name or an id ("" is any), newest
@@ -247,6 +264,9 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 		snap.Name, snap.Tag, _ = splitRef(r.Name)
 		if !snapshotName.MatchString(r.Name) {
 			return Snapshot{}, berm.Errorf(berm.Invalid, "%q is no name of a snapshot", r.Name).WithHint("NAME or NAME:TAG, of a-z, 0-9, - and _")
+		}
+		if m.isID(snap.Name) {
+			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the id of another snapshot", snap.Name)
 		}
 		if _, err := m.Templates.Resolve(ctx, snap.Name); err == nil {
 			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the name of a template", snap.Name)

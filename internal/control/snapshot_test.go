@@ -454,3 +454,100 @@ func TestSnapshotRaces(t *testing.T) {
 	eventually(t, "nothing left in the engine", func() bool { left, _ := w.engine.List(ctx); return len(left) == 0 })
 	eventually(t, "nothing left on disk", func() bool { return len(kept(t, dir)) == 0 })
 }
+
+// A sandbox that does not start from a snapshot has what it had before, and runs if it ran.
+func TestRollbackThatFails(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t)
+	snap, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Actor: tester})
+	if err != nil {
+		t.Fatal(err)
+	}
+	last := func() string { return filepath.Base(w.engine.Specs[len(w.engine.Specs)-1].From) }
+	var once sync.Once
+	failOnce := func(failing string) {
+		once = sync.Once{}
+		w.engine.Fail(func(_ berm.SandboxID, method string) (err error) {
+			if method == failing {
+				once.Do(func() { err = berm.Errorf(berm.Internal, "it does not start") })
+			}
+			return err
+		})
+	}
+	failOnce("Create")
+	_, err = w.Rollback(ctx, s.ID, "kept", tester)
+	wantKind(t, err, berm.Unavailable)
+	if got, err := w.Get(ctx, s.ID); err != nil || got.State != berm.Running || got.SavedAs != "" || last() == string(snap.Build) || len(kept(t, dir)) != 1 {
+		t.Errorf("%+v, %v, from %s, %v on disk", got, err, last(), kept(t, dir))
+	}
+	// What it has cannot be saved: it goes on with the same processes.
+	made := len(w.engine.Specs)
+	failOnce("Snapshot")
+	_, err = w.Rollback(ctx, s.ID, "kept", tester)
+	if got, _ := w.Get(ctx, s.ID); err == nil || got.State != berm.Running || len(w.engine.Specs) != made || len(kept(t, dir)) != 1 {
+		t.Errorf("%+v, %v, %v on disk", got, err, kept(t, dir))
+	}
+	// One that rests, rests.
+	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	before, _ := w.Get(ctx, s.ID)
+	failOnce("Create")
+	_, err = w.Rollback(ctx, s.ID, "kept", tester)
+	wantKind(t, err, berm.Unavailable)
+	if got, err := w.Get(ctx, s.ID); err != nil || got.State != berm.Paused || got.SavedAs != before.SavedAs || len(kept(t, dir)) != 2 {
+		t.Errorf("%+v, %v, %v on disk", got, err, kept(t, dir))
+	}
+	w.engine.Fail(nil)
+	if got, err := w.Rollback(ctx, s.ID, "kept", tester); err != nil || got.State != berm.Running || last() != string(snap.Build) || len(kept(t, dir)) != 1 {
+		t.Errorf("%+v, %v, from %s, %v on disk", got, err, last(), kept(t, dir))
+	}
+}
+
+// No name is the id of another snapshot, and an id names what it always did.
+func TestSnapshotNamedLikeAnother(t *testing.T) {
+	ctx := t.Context()
+	_, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t)
+	first, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Actor: tester})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = w.Snapshot(ctx, s.ID, SnapshotRequest{Name: string(first.TemplateID), Actor: tester})
+	wantKind(t, err, berm.AlreadyExists)
+	// As an earlier version has left them.
+	other, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "other", Actor: tester})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.shelf.mu.Lock()
+	other.Name = string(first.TemplateID)
+	w.shelf.snapshots[other.Build] = other
+	w.shelf.mu.Unlock()
+	for range 50 {
+		if got, ok := w.snapshot(string(first.TemplateID)); !ok || got.Build != first.Build {
+			t.Fatalf("%+v", got)
+		}
+	}
+}
+
+// A pause that a kill overtakes finds no sandbox.
+func TestKillDuringPauseToFiles(t *testing.T) {
+	ctx := t.Context()
+	_, configure := saves(t)
+	w := newWorld(t, configure)
+	s := w.create(t)
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method != "Snapshot" {
+			return nil
+		}
+		if err := w.Kill(ctx, s.ID, tester); err != nil {
+			t.Error(err)
+		}
+		return berm.Errorf(berm.Internal, "context canceled")
+	})
+	wantKind(t, w.PauseToFiles(ctx, s.ID, tester), berm.NotFound)
+}

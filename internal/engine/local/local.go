@@ -58,6 +58,7 @@ type Engine struct {
 
 	mu     sync.Mutex
 	leased map[uint32]berm.SandboxID // by base
+	owed   []berm.SandboxID          // whose leases could not be given back
 	next   uint32                    // slot to try first, so that a range rests before it is used again
 }
 
@@ -192,6 +193,7 @@ func (e *Engine) removeFrom(driver berm.Driver, id berm.SandboxID) {
 }
 
 func (e *Engine) lease(ctx context.Context, id berm.SandboxID) (berm.IDRange, error) {
+	e.settle(ctx)
 	ids, err := e.choose(id)
 	if err != nil {
 		return berm.IDRange{}, err
@@ -319,5 +321,28 @@ func (h *handle) Kill(ctx context.Context, reason berm.Reason) (berm.Exit, error
 	if err != nil {
 		return exit, err
 	}
-	return exit, h.engine.release(ctx, h.ID())
+	// The sandbox is gone, whether or not that can be stored: a full disk is no reason not to kill.
+	if h.engine.release(ctx, h.ID()) != nil {
+		h.engine.mu.Lock()
+		h.engine.owed = append(h.engine.owed, h.ID())
+		h.engine.mu.Unlock()
+	}
+	return exit, nil
+}
+
+// settle gives leases back that could not be given back when their sandboxes ended. Those that
+// stay are taken back when the server starts next.
+func (e *Engine) settle(ctx context.Context) {
+	e.mu.Lock()
+	owed := e.owed
+	e.owed = nil
+	e.mu.Unlock()
+	for i, id := range owed {
+		if e.release(ctx, id) != nil {
+			e.mu.Lock()
+			e.owed = append(e.owed, owed[i:]...)
+			e.mu.Unlock()
+			return
+		}
+	}
 }

@@ -296,3 +296,45 @@ func TestOpen(t *testing.T) {
 	_, err = e.Open(ctx, "unknown") // it may be on the busy one
 	wantKind(t, err, berm.Unavailable)
 }
+
+// full is a store that cannot be written to.
+type full struct {
+	*store.DB
+	err error
+}
+
+func (f *full) Release(ctx context.Context, id berm.SandboxID) error {
+	if f.err != nil {
+		return f.err
+	}
+	return f.DB.Release(ctx, id)
+}
+
+// A kill is done when the sandbox is gone; its lease follows when it can be stored.
+func TestKillWithAFullDisk(t *testing.T) {
+	ctx := t.Context()
+	db := &full{DB: openStore(t, t.TempDir())}
+	e, err := New(ctx, Config{Drivers: []berm.Driver{&driver{&enginetest.Engine{}, berm.Namespace, true}}, Leases: db,
+		IDs: berm.IDRange{Base: 0x70000000, Count: 2 * berm.IDsPerSandbox}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	create := func() (berm.Sandbox, error) { return e.Create(ctx, berm.Spec{ID: berm.NewSandboxID()}) }
+	s, err := create()
+	if err != nil {
+		t.Fatal(err)
+	}
+	db.err = berm.Errorf(berm.Internal, "database: database or disk is full")
+	if exit, err := s.Kill(ctx, berm.ReasonKilled); err != nil || exit.Reason != berm.ReasonKilled {
+		t.Errorf("%+v, %v", exit, err)
+	}
+	if _, err := create(); err != nil {
+		t.Error(err)
+	}
+	_, err = create() // nobody gets the range before
+	wantKind(t, err, berm.Exhausted)
+	db.err = nil
+	if _, err := create(); err != nil {
+		t.Error(err)
+	}
+}
