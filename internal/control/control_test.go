@@ -551,6 +551,7 @@ func TestCreateRefusesBadRequests(t *testing.T) {
 		"too many rules":      func(r *CreateRequest) { r.Network.DenyOut = make([]string, maxPairs+1) },
 		"too many ports":      func(r *CreateRequest) { r.Network.HTTPSPorts = slices.Repeat([]uint16{443}, maxPairs+1) },
 		"too large a value":   func(r *CreateRequest) { r.Env = map[string]string{"A": strings.Repeat("x", maxPairSize)} },
+		"name of two lines":   func(r *CreateRequest) { r.Env = map[string]string{"A\nB": ""} },
 		"name with =":         func(r *CreateRequest) { r.Env = map[string]string{"A=B": ""} },
 		"empty name":          func(r *CreateRequest) { r.Env = map[string]string{"": ""} },
 		"negative memory":     func(r *CreateRequest) { r.Limits.Memory = -1 },

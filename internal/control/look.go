@@ -112,7 +112,7 @@ func (s *session) lastLook(run context.Context) error {
 
 // Changes looks at what a sandbox, running or paused, has written until now, and returns the
 // record of it, whose data are audit.Changes. What runs inside goes on writing meanwhile. Kinds:
-// Conflict while another look is under way or the state changes, Unsupported where what is written
+// Conflict while another look is under way, the state changes, or it is kept on disk alone, Unsupported where what is written
 // is not recorded, Unavailable when the record could not be kept.
 func (m *Manager) Changes(ctx context.Context, id berm.SandboxID, actor audit.Actor) (audit.Record, error) {
 	s, err := m.session(id)
@@ -125,6 +125,10 @@ func (m *Manager) Changes(ctx context.Context, id berm.SandboxID, actor audit.Ac
 	}
 	if state := s.state(); state != berm.Running && state != berm.Paused {
 		return audit.Record{}, berm.Errorf(berm.Conflict, "sandbox %s is %s", id, state)
+	}
+	if s.snapshot().SavedAs != "" {
+		return audit.Record{}, berm.Errorf(berm.Conflict, "sandbox %s is paused, and kept on disk alone", id).
+			WithHint("resume it first; the record of its pause has what it had written")
 	}
 	if !s.looking.TryLock() {
 		return audit.Record{}, berm.Errorf(berm.Conflict, "what sandbox %s has written is being looked at", id)

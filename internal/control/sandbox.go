@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -155,7 +156,7 @@ func (m *Manager) check(r *CreateRequest) error {
 		return berm.Errorf(berm.Invalid, "lists of network are limited to %d entries", maxPairs)
 	}
 	for name := range r.Env {
-		if name == "" || strings.ContainsAny(name, "=\x00") {
+		if name == "" || strings.ContainsRune(name, '=') || strings.ContainsFunc(name, unicode.IsControl) {
 			return berm.Errorf(berm.Invalid, "envVars: %q is no name of a variable", name)
 		}
 	}

@@ -320,6 +320,19 @@ func TestTimeEnds(t *testing.T) {
 	}
 }
 
+// A file that is hardly there is not read to its end, which would take as long as a look may.
+func TestSparseFile(t *testing.T) {
+	if !inNamespace(t) {
+		return
+	}
+	b := newBox(t)
+	b.sh("truncate -s 8E sparse 2>/dev/null || truncate -s 4T sparse; truncate -s 1M hole; printf x >small")
+	records, got := b.look(t.Context())
+	if r := records[0]; r.Data.(audit.Changes).Unhashed != 1 || got["small"].After != sum("x") || got["hole"].After == "" || got["sparse"].After != "" {
+		t.Errorf("%+v, %+v", r, got)
+	}
+}
+
 // One layer needs no mount, so that an ordinary user's server can compare too.
 func TestOneLayer(t *testing.T) {
 	dir := t.TempDir()

@@ -114,6 +114,29 @@ func TestMostDeleted(t *testing.T) {
 	r.expect(r.apply(r.request()), map[string]Outcome{"file": Flagged, "other": Flagged})
 }
 
+// TestReplacedDirectory keeps what lies in a directory when the link that was to replace it is held back.
+func TestReplacedDirectory(t *testing.T) {
+	f := newFixture(t)
+	f.write("project", map[string]string{"dir/one": "1", "dir/sub/two": "2", "a": "a", "b": "b", "c": "c", "d": "d"})
+	f.begin()
+	if err := os.Symlink("/etc", filepath.Join(f.session, "upper/dir")); err != nil {
+		t.Fatal(err)
+	}
+	got := f.apply(f.request())
+	f.expect(got, map[string]Outcome{"dir": Flagged, "dir/one": Flagged, "dir/sub": Flagged, "dir/sub/two": Flagged})
+	for _, name := range []string{"dir/one", "dir/sub/two"} {
+		if _, err := f.project.Lstat(name); err != nil || got[name].Unit != "dir" {
+			t.Errorf("%s: %v, %+v", name, err, got[name])
+		}
+	}
+	consent := f.request()
+	consent.Consent = true
+	f.expect(f.apply(consent), map[string]Outcome{"dir": Applied, "dir/one": Applied, "dir/sub": Applied, "dir/sub/two": Applied})
+	if target, err := f.project.Readlink("dir"); err != nil || target != "/etc" {
+		t.Errorf("%q, %v", target, err)
+	}
+}
+
 // TestEmptyDirectories: a directory of which nothing comes is not made.
 func TestEmptyDirectories(t *testing.T) {
 	f := newFixture(t)

@@ -264,6 +264,7 @@ func (p *Plan) judgeAll(ctx context.Context) error {
 		p.holdDeletions()
 	}
 	p.keepParents()
+	p.keepReplaced()
 	p.dropEmpty()
 	late := map[string]bool{} // directories that come only once something else has gone
 	for _, s := range p.steps {
@@ -452,6 +453,25 @@ func (p *Plan) keepParents() {
 		}
 		if s.deletes() && !s.planned() && s.Outcome != Same {
 			stays[path.Dir(string(s.Path))] = s
+		}
+	}
+}
+
+// keepReplaced deletes nothing in a directory that stays because what was to come in its place does
+// not.
+func (p *Plan) keepReplaced() {
+	stays := map[string]*step{}
+	for _, s := range p.steps {
+		m := stays[path.Dir(string(s.Path))]
+		switch {
+		case m != nil && s.deletes() && s.planned():
+			s.refuse(m.Outcome, "%q, which was to replace what it lies in, is not applied: %s", string(m.Path), m.Reason)
+			s.unit = cmp.Or(m.unit, string(m.Path))
+		case m == nil && s.leavesDir() && !s.deletes() && !s.planned():
+			m = s
+		}
+		if m != nil {
+			stays[string(s.Path)] = m
 		}
 	}
 }
