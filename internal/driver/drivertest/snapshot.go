@@ -438,6 +438,25 @@ END
 			t.Error("none was taken")
 		}
 	}},
+	// A sandbox that was stopped in the middle of its own start loses nothing, nor later.
+	{name: "SnapshotsOfTheYoung", needs: []Feature{Snapshot, Exec}, slow: true, run: func(t *testing.T, h Harness) {
+		var all sync.WaitGroup
+		for range 6 {
+			s := create(t, h)
+			for range 3 {
+				snapshot(t, s)
+			}
+			all.Go(func() {
+				time.Sleep(7 * time.Second) // what was lost is missed by the timers of the agent
+				r, err := Shell(testContext(t), s, "echo hi")
+				status, _ := s.Status(testContext(t))
+				if err != nil || r.Output != "hi\n" || status.Agent != 1 {
+					t.Errorf("%+v, %v, %+v", r, err, status)
+				}
+			})
+		}
+		all.Wait()
+	}},
 	{name: "KillDuringSnapshot", needs: []Feature{Snapshot, Exec}, run: func(t *testing.T, h Harness) {
 		for i := range 6 {
 			s := create(t, h)

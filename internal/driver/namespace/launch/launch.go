@@ -53,6 +53,7 @@ type Sandbox struct {
 
 	// Of runsc, where that is what pid and pidfd name.
 	root    *os.File        // of its stage
+	stopped bool            // by still
 	ended   chan struct{}   // closed when status is set and nothing of it is left
 	status  unix.WaitStatus //
 	pipe    *net.UnixConn   // to the agent, which gets its connections through it
@@ -795,11 +796,42 @@ func (s *Sandbox) explain(err error) error {
 	return berm.Errorf(berm.Internal, "set up the sandbox: %w", err)
 }
 
-// Freeze stops every process.
-func (s *Sandbox) Freeze() error { return s.group.Freeze(context.Background()) }
+// Freeze stops every process. gVisor stops those inside before its own are stopped: where one of
+// those is stopped in the middle of carrying another, what it carries may be killed.
+func (s *Sandbox) Freeze() error {
+	if err := s.still(true); err != nil {
+		return err
+	}
+	err := s.group.Freeze(context.Background())
+	if err != nil {
+		err = errors.Join(err, s.still(false))
+	}
+	return err
+}
 
 // Thaw lets every process go on.
-func (s *Sandbox) Thaw() error { return s.group.Thaw(context.Background()) }
+func (s *Sandbox) Thaw() error {
+	if err := s.group.Thaw(context.Background()); err != nil {
+		return err
+	}
+	return s.still(false)
+}
+
+// still has gVisor stop what runs inside, or lets it go on, unless it is so. Callers take turns.
+func (s *Sandbox) still(stop bool) error {
+	if s.order.GVisor == nil || s.stopped == stop {
+		return nil
+	}
+	method := "Resume"
+	if stop {
+		method = "Pause"
+	}
+	if err := s.call(method, struct{}{}, nil); err != nil {
+		return err
+	}
+	s.stopped = stop
+	return nil
+}
 
 // Policy is the whole effective policy. It is decoded only when init found less than was
 // ordered.
