@@ -153,8 +153,8 @@ func TestTimeTravel(t *testing.T) {
 	if got := s.ok("snapshots", "-q"); got != second+"\nbefore:default\n" {
 		t.Errorf("snapshots: %q", got)
 	}
-	if got := s.ok("snapshots", "i0other", "--json"); got != "[]\n" {
-		t.Errorf("snapshots of another: %q", got)
+	if r := s.run("snapshots", "i0other", "--json"); r.code != 1 || !strings.Contains(r.stderr+r.stdout, "not found") {
+		t.Errorf("snapshots of none that there is: %+v", r)
 	}
 	r := s.run("fork", id, "-n", "3")
 	if r.code != 1 || strings.Count(r.stdout, "\n") != 2 || !strings.Contains(r.stderr, "child 2: no room") {
