@@ -218,6 +218,9 @@ func printReport(out io.Writer, path string, r *trail.Report) error {
 	if r.Gaps > 0 {
 		fmt.Fprintf(w, "%d records tell of others that were lost\n", r.Gaps)
 	}
+	if r.Unrecorded > 0 {
+		fmt.Fprintf(w, "%d records tell what was not recorded: berm audit --type audit.gap\n", r.Unrecorded)
+	}
 	for _, seq := range r.Steps[:min(len(r.Steps), 5)] {
 		fmt.Fprintf(w, "record %d is dated before the one before: the clock was set back\n", seq)
 	}

@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -61,6 +63,13 @@ func queryAudit(cmd *cobra.Command) {
 		if err != nil {
 			return cli.UsageError{Err: err}
 		}
+		for _, t := range q.Types {
+			if !slices.ContainsFunc(audit.Types, func(known audit.Type) bool {
+				return string(known) == t || strings.HasPrefix(string(known), t+".")
+			}) {
+				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--type %q: there are no such records", t).WithHint("The types are %s.", typeList())}
+			}
+		}
 		log, err := logs.open(cmd)
 		if err != nil {
 			return err
@@ -68,14 +77,29 @@ func queryAudit(cmd *cobra.Command) {
 		defer log.close()
 		out := cmd.OutOrStdout()
 		style := terminal.StyleFor(out)
-		return quietOnInterrupt(cmd.Context(), eachRecord(cmd.Context(), log, q, follow, func(line json.RawMessage) error {
+		found := false
+		err = eachRecord(cmd.Context(), log, q, follow, func(line json.RawMessage) error {
+			found = true
 			if asJSON {
 				_, err := out.Write(append(terminal.EscapeJSON(line), '\n'))
 				return err
 			}
 			return printRecord(out, style, line)
-		}))
+		})
+		if err == nil && !found && !follow {
+			cli.Notice(cmd, "no records")
+		}
+		return quietOnInterrupt(cmd.Context(), err)
 	}
+}
+
+// typeList names all types of records.
+func typeList() string {
+	names := make([]string, len(audit.Types))
+	for i, t := range audit.Types {
+		names[i] = string(t)
+	}
+	return strings.Join(names, ", ")
 }
 
 // eachRecord finds records page by page.

@@ -137,3 +137,17 @@ func TestServeRefusesWrongSettings(t *testing.T) {
 		}
 	}
 }
+
+// A type of records that does not exist is an error with those that do; nothing found is said.
+func TestAuditOfNothing(t *testing.T) {
+	s := newSetup(t)
+	log := t.TempDir()
+	for _, kind := range []string{"nonsense", "ex", "exec."} {
+		if r := s.run("audit", "--log", log, "--type", kind); r.code != 2 || !strings.Contains(r.stderr, "exec.start, exec.exit") {
+			t.Errorf("%s: %+v", kind, r)
+		}
+	}
+	if r := s.run("audit", "--log", log, "--type", "exec,net.flow", "--sandbox", "i0nosuch"); r.code != 0 || r.stdout != "" || !strings.Contains(r.stderr, "no records") {
+		t.Errorf("%+v", r)
+	}
+}

@@ -17,8 +17,8 @@ type Type string
 // The record types.
 const (
 	APICall       Type = "api.call"       // data: route, method, status
-	SandboxCreate Type = "sandbox.create" // data: template, templateID, level, limits
-	SandboxStart  Type = "sandbox.start"  // the guest agent answered; data: ms
+	SandboxCreate Type = "sandbox.create" // data: template, templateID, level (as it was asked for), limits
+	SandboxStart  Type = "sandbox.start"  // the guest agent answered; data: ms, level
 	SandboxPause  Type = "sandbox.pause"
 	SandboxResume Type = "sandbox.resume"
 	SandboxUpdate Type = "sandbox.update" // data: deadline

@@ -211,7 +211,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	if err := s.trySave(); err != nil {
 		return Sandbox{}, err
 	}
-	if err := m.emit(spec.ID, r.Actor, audit.SandboxStart, audit.OK, "", map[string]any{"ms": time.Since(begin).Milliseconds()}); err != nil {
+	if err := m.emit(spec.ID, r.Actor, audit.SandboxStart, audit.OK, "", map[string]any{"ms": time.Since(begin).Milliseconds(), "level": s.info.Level}); err != nil {
 		return Sandbox{}, err
 	}
 	cu.Release()

@@ -157,12 +157,11 @@ const maxList = 60
 func (a *account) files() {
 	a.title("What changed")
 	when, why, looked := a.Looked(a.End)
-	switch {
-	case !looked && a.Template == "":
-		a.line("  ", "not on record: `berm diff` shows it while the session is there")
-		return
-	case !looked:
-		a.line("  ", "the writable layer was not looked at; what the files API wrote:")
+	if !looked {
+		a.line("  ", a.Unlooked())
+		if a.Template == "" {
+			return
+		}
 	}
 	files := a.FilesAt(a.End)
 	added, changed, deleted := Counts(files)

@@ -80,6 +80,18 @@ func (t *Timeline) Looked(at time.Time) (time.Time, string, bool) {
 	return time.Time{}, "", false
 }
 
+// Unlooked says what is known of files where nobody looked at the writable layer, "" where somebody
+// did.
+func (t *Timeline) Unlooked() string {
+	switch {
+	case len(t.looks) > 0:
+		return ""
+	case t.Template == "":
+		return "not on record: `berm diff` shows it while the session is there"
+	}
+	return "the writable layer was not looked at; what the files API wrote:"
+}
+
 func (t *Timeline) look(at time.Time) (last *look) {
 	for _, l := range t.looks {
 		if !l.event.Time.After(at) {

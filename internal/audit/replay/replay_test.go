@@ -501,3 +501,21 @@ func TestCommandNotStarted(t *testing.T) {
 		t.Errorf("%q", got)
 	}
 }
+
+// The level is the one that the sandbox got, and what a level does not record is not lost.
+func TestLevelAndWhatItDoesNotRecord(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Data: map[string]any{"template": "base", "level": "auto"}})
+	l.Add(audit.Record{Sandbox: id, Type: audit.Gap, Reason: "not at this level", Data: map[string]any{"source": "processes"}})
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxStart, Data: map[string]any{"ms": 5, "level": "gvisor"}})
+	tl := load(t, l, id)
+	if tl.Level != "gvisor" {
+		t.Errorf("level %s", tl.Level)
+	}
+	if got := tl.Events[1].Text(); got != "processes were not recorded: not at this level" {
+		t.Errorf("%q", got)
+	}
+	if w := strings.Join(tl.Warnings, "\n"); strings.Contains(w, "lost") || !strings.Contains(w, "not everything was recorded") {
+		t.Errorf("%q", w)
+	}
+}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 )
@@ -249,12 +250,16 @@ func (e *Event) plain(data map[string]any) string {
 		if template := str("template"); template != "" {
 			text += " from " + template
 		}
-		if level := str("level"); level != "" {
+		if level := str("level"); level != "" && level != string(berm.Auto) {
 			text += " at level " + level
 		}
 		return text + " by " + who(e.Actor)
 	case audit.SandboxStart:
-		return "started after " + str("ms") + " ms"
+		text := "started after " + str("ms") + " ms"
+		if level := str("level"); level != "" {
+			text += " at level " + level
+		}
+		return text
 	case audit.SandboxPause:
 		return "paused by " + who(e.Actor)
 	case audit.SandboxResume:
@@ -294,6 +299,9 @@ func (e *Event) plain(data map[string]any) string {
 	case audit.Erase:
 		return str("records") + " records were erased from the log by " + who(e.Actor)
 	case audit.Gap:
+		if str("count") == "" {
+			return str("source") + " were not recorded"
+		}
 		return fmt.Sprintf("%s records of %s were lost", str("count"), str("source"))
 	}
 	return string(e.Type)

@@ -201,12 +201,18 @@ func (t *Timeline) arrange() {
 		t.lanes[lane] = append(t.lanes[lane], e)
 	}
 	t.numbers()
-	gaps, erased := 0, 0
+	gaps, unrecorded, erased := 0, 0, 0
 	processes := processes{}
 	for _, e := range t.Events {
 		switch e.Type {
 		case audit.SandboxCreate:
 			t.created(e)
+		case audit.SandboxStart:
+			if data, ok := e.Data.(map[string]any); ok {
+				if level, ok := data["level"].(string); ok {
+					t.Level = level // sandbox.create has the one that was asked for
+				}
+			}
 		case audit.SandboxExit:
 			t.exited(e)
 			processes.end(e.Time)
@@ -222,6 +228,10 @@ func (t *Timeline) arrange() {
 		case audit.FileChange, audit.FileAPI:
 			t.see(e)
 		case audit.Gap:
+			if data, ok := e.Data.(map[string]any); ok && data["count"] == nil {
+				unrecorded++
+				break
+			}
 			gaps++
 		case audit.Erase:
 			var data audit.Erasure
@@ -238,6 +248,9 @@ func (t *Timeline) arrange() {
 	}
 	if erased > 0 {
 		t.warn("what happened in this sandbox was erased from the log on request (%s): a record tells by whom and why", count(erased, "record"))
+	}
+	if unrecorded > 0 {
+		t.warn("not everything was recorded: --only audit tells what was not")
 	}
 	if gaps > 0 {
 		t.warn("records were lost (%s): what follows is not all that happened", count(gaps, "gap"))

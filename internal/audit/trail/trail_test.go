@@ -607,3 +607,18 @@ func FuzzLines(f *testing.F) {
 		}
 	})
 }
+
+// A record that tells what is not recorded tells of no loss.
+func TestWhatIsNotRecordedIsNotLost(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	for _, data := range []map[string]any{{"source": "processes"}, {"source": "egress", "count": 3}} {
+		if err := l.Emit(audit.Record{Type: audit.Gap, Outcome: audit.OK, Data: data}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeLog(t, l)
+	if r := verify(t, dir, Trust{}); r.Gaps != 1 || r.Unrecorded != 1 {
+		t.Errorf("%d lost, %d not recorded", r.Gaps, r.Unrecorded)
+	}
+}

@@ -36,6 +36,7 @@ type Report struct {
 	SignedAt    time.Time `json:"signedAt"`           // its time
 	Anchored    uint64    `json:"anchored,omitempty"` // the last record that an outside checkpoint covers
 	Gaps        int       `json:"gaps"`               // records that tell of lost ones
+	Unrecorded  int       `json:"unrecorded"`         // records that tell what is not recorded, such as processes of a level
 	Steps       []uint64  `json:"clockSteps"`         // records whose time is before that of the one before
 	Erasures    []Erasure `json:"erasures,omitempty"` // what records tell to be erased
 	// Problems are in the order of the records. None means that the log is whole.
@@ -318,6 +319,10 @@ func (c *checker) content(l header) {
 	}
 	switch l.Type {
 	case audit.Gap:
+		if lost := (struct{ Count int }{}); json.Unmarshal(l.Data, &lost) == nil && lost.Count == 0 {
+			r.Unrecorded++
+			break
+		}
 		r.Gaps++
 	case audit.Removed:
 		var removal audit.Removal

@@ -41,6 +41,7 @@ type session struct {
 	Commands  []command `json:"commands"`
 	Processes []process `json:"processes"`
 	Files     []files   `json:"files"`
+	NoFiles   string    `json:"noFiles"` // what is said where there are none
 	Diffs     []string  `json:"diffs"`
 }
 
@@ -102,6 +103,7 @@ func collect(t *replay.Timeline, p replay.Part) *session {
 	c := &collector{Timeline: t, diffs: map[string]int{}, left: maxScreens}
 	s := &c.page
 	s.Sandbox, s.Start, s.Length = string(t.Sandbox), t.Start.UnixMilli(), c.at(t.End)
+	s.From = s.Length // where all is to be seen
 	if p.From.After(t.Start) {
 		s.From = c.at(p.From)
 	}
@@ -182,8 +184,8 @@ func (c *collector) command(cmd *replay.Command, output bool) command {
 	frames, err := c.Frames(cmd)
 	if err != nil {
 		out.Note = text(err.Error())
-	} else if !cmd.HasOutput() {
-		out.Note = "no output was kept"
+	} else if !cmd.HasOutput() && cmd.Output > 0 {
+		out.Note = "its output was not kept"
 	}
 	apart := max(screenTime, cmd.End.Sub(cmd.Start)/perCommand)
 	known := map[string]int{}
@@ -271,6 +273,7 @@ func (c *collector) processes() {
 }
 
 func (c *collector) files() {
+	c.page.NoFiles = text(c.Unlooked())
 	total := 0
 	for _, e := range c.Of(replay.Files, c.End) {
 		list := c.FilesAt(e.Time)

@@ -176,7 +176,7 @@
     once(pane, n + '/' + state.file, () => {
       if (!n) {
         pane.about.textContent = '';
-        pane.body.replaceChildren(make('div', { class: 'dim' }, 'nothing differs, as far as is known at this time'));
+        pane.body.replaceChildren(make('div', { class: 'dim' }, data.noFiles || 'nothing differs, as far as is known at this time'));
         return;
       }
       const look = data.files[n - 1], rows = [];

@@ -216,3 +216,26 @@ func TestPageInABrowser(t *testing.T) {
 		t.Errorf("%d connections", n)
 	}
 }
+
+// A page opens where all is to be seen, and says of a run on this machine what the account does.
+func TestPageOfAQuietRun(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	code := 0
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecStart, TraceID: "t", Data: audit.Command{Argv: []string{"true"}}})
+	l.Wait(2 * time.Second)
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecExit, TraceID: "t", Data: audit.Command{Argv: []string{"true"}, Code: &code}})
+	tl, err := replay.Load(trail.Dir(l.Dir), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := collect(tl, replay.Part{})
+	if s.Length == 0 || s.From != s.Length {
+		t.Errorf("it opens at %d of %d", s.From, s.Length)
+	}
+	if s.Commands[0].Note != "" {
+		t.Errorf("of a command that printed nothing: %q", s.Commands[0].Note)
+	}
+	if !strings.Contains(s.NoFiles, "berm diff") {
+		t.Errorf("files: %q", s.NoFiles)
+	}
+}
