@@ -203,10 +203,12 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		step("network")
 	}
 	cu.Add(s.forget)
-	if err := s.start(ctx); err != nil {
-		return Sandbox{}, err
+	if !spec.Memory { // else its processes go on
+		if err := s.start(ctx); err != nil {
+			return Sandbox{}, err
+		}
+		step("start")
 	}
-	step("start")
 	s.become(berm.Running)
 	if err := s.trySave(); err != nil {
 		return Sandbox{}, err

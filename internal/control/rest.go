@@ -206,8 +206,10 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 		}
 	}
 	cu.Add(s.forget)
-	if err := s.start(ctx); err != nil {
-		return err
+	if !spec.Memory { // else its processes go on
+		if err := s.start(ctx); err != nil {
+			return err
+		}
 	}
 	cu.Release()
 	return nil

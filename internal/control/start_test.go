@@ -245,3 +245,32 @@ func TestKillBeforeReady(t *testing.T) {
 		t.Errorf("%v are left", left)
 	}
 }
+
+// What goes on with its memory has begun already.
+func TestStartCommandWithMemory(t *testing.T) {
+	ctx := t.Context()
+	_, saved := saves(t)
+	w, agent := startWorld(t, "serve", "", func(string, int) int32 { return -1 }, saved, func(c *Config) { c.Engine.(*enginetest.Engine).Memory = true })
+	s := w.create(t)
+	if _, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Memory: true, Actor: tester}); err != nil {
+		t.Fatal(err)
+	}
+	agent.took()
+	w.create(t, func(r *CreateRequest) { r.Template = "kept" })
+	if err := w.Pause(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "memory on disk", func() bool {
+		got, err := w.Get(ctx, s.ID)
+		return err == nil && got.SavedMemory
+	})
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Rollback(ctx, s.ID, "kept", tester); err != nil {
+		t.Fatal(err)
+	}
+	if ran := agent.took(); len(ran) != 0 {
+		t.Errorf("%q", ran)
+	}
+}
