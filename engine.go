@@ -165,6 +165,8 @@ type Status struct {
 type First struct {
 	PID       int    `json:"pid"`       // as its monitor sees it
 	Namespace uint32 `json:"namespace"` // inode of its pid namespace
+	// Watch is the socket on which the monitor tells what is executed inside; "" is none.
+	Watch string `json:"watch,omitempty"`
 }
 
 // Policy is what one sandbox is held to, in full: the answer to "what exactly may

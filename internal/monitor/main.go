@@ -27,6 +27,9 @@ const (
 	// layers below, the lowest first, or none. What the layer lies on is kept until the
 	// connection is closed, at the longest for LayerPatience.
 	LayerFile = "layer.sock"
+	// WatchFile tells whoever connected last what is executed inside: see notify.Relay. It is there
+	// where the sandbox has a listener.
+	WatchFile = "watch.sock"
 )
 
 // The requests on KeepFile, of one byte each, as is the answer.

@@ -105,8 +105,9 @@ type Config struct {
 	Templates control.Templates
 	// Images is where templates are built; nil builds none.
 	Images *template.Store
-	// Drivers makes the drivers of this machine, once the data directory is held.
-	Drivers func() ([]berm.Driver, error)
+	// Drivers makes the drivers of this machine, once the data directory is held. watch has
+	// monitors listen for what is executed inside, because this process cannot see it.
+	Drivers func(watch bool) ([]berm.Driver, error)
 	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
 	Hold func(ctx context.Context, spec berm.Spec) error
 	// HoldLayers does so for a snapshot; see control.Config.
@@ -271,7 +272,11 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("secrets", secrets.Close()) })
-	drivers, err := c.Drivers()
+	processes, watch := c.processes(records)
+	if processes != nil {
+		cu.Add(processes.Close)
+	}
+	drivers, err := c.Drivers(watch)
 	if err != nil {
 		return err
 	}
@@ -309,7 +314,6 @@ func Run(ctx context.Context, c Config) error {
 
 	egress, stopEgress := c.egress(engine.Probe(ctx), secrets)
 	cu.Add(stopEgress)
-	processes := c.processes(records)
 	changesTo := ""
 	if slices.Contains(c.Record, RecordChanges) {
 		changesTo = filepath.Join(c.Data, "audit")
@@ -321,7 +325,6 @@ func Run(ctx context.Context, c Config) error {
 		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools,
 	})
 	if processes != nil {
-		cu.Add(processes.Close)
 		sessions.Processes = processes
 	}
 	if err := sessions.Start(ctx); err != nil {
@@ -396,17 +399,29 @@ func Run(ctx context.Context, c Config) error {
 	return nil
 }
 
-// processes begins to record what runs inside sandboxes, where the host lets it.
-func (c *Config) processes(records audit.Emitter) *process.Collector {
+// processes records what runs inside sandboxes.
+type processes interface {
+	control.Processes
+	Close()
+}
+
+// processes begins to record what runs inside sandboxes, where the host lets it. watch says that
+// monitors have to listen for it.
+func (c *Config) processes(records audit.Emitter) (_ processes, watch bool) {
 	if !slices.Contains(c.Record, RecordProcesses) {
-		return nil
+		return nil, false
 	}
-	collector, err := process.New(records, c.Log)
+	collector, because := process.New(records, c.Log)
+	if because == nil {
+		return collector, false
+	}
+	listeners, err := process.NewListeners(records, c.Log)
 	if err != nil {
-		c.Log.Warn("processes inside sandboxes are not recorded, but for the commands of the API", "reason", err)
-		return nil
+		c.Log.Warn("processes inside sandboxes are not recorded, but for the commands of the API", "reason", errors.Join(because, err))
+		return nil, false
 	}
-	return collector
+	c.Log.Info("processes inside sandboxes are recorded as they ask for executions", "reason", because)
+	return listeners, true
 }
 
 // warn tells what the host cannot give to sandboxes of a level.

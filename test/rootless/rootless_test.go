@@ -27,6 +27,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/driver/drivertest"
+	"github.com/berm-sandbox/berm/internal/kernel/notify"
 	"github.com/berm-sandbox/berm/test/harness"
 )
 
@@ -306,6 +307,44 @@ func (u *user) image(single bool) string {
 // flags of `berm create` for limits that templates have by default.
 var flags = map[string][]string{"memory": {"--memory", "128MiB"}, "cpu": {"--cpus", "1"}, "pids": {"--pids", "100"}, "disk": {"--disk", "32MiB"}}
 
+// recorded looks for the records of what recorded's caller executed: few can be lost, with the
+// server that had not read them yet.
+func recorded(u *user, id string) {
+	u.t.Helper()
+	if err := notify.Check(); err != nil {
+		u.t.Log(err)
+		return
+	}
+	wait(u.t, func() string {
+		n, ends := map[string]bool{}, 0
+		for line := range strings.Lines(u.berm("audit", "--sandbox", id, "--type", "proc", "--json")) {
+			var r struct {
+				Type, Src, Trust string
+				Data             struct {
+					Argv   []string
+					Exe    string
+					SHA256 string
+					PID    int
+					PPID   int
+				}
+			}
+			if err := json.Unmarshal([]byte(line), &r); err != nil || r.Src != "seccomp" || r.Trust != "host" {
+				u.t.Errorf("%v: %s", err, line)
+			}
+			if r.Type == "proc.exit" {
+				ends++
+			}
+			if d := r.Data; len(d.Argv) == 3 && strings.HasPrefix(d.Argv[2], "gone-") && d.Exe == "/bin/busybox" && d.PID > 1 && d.PPID > 1 {
+				n[d.Argv[2]] = true
+			}
+		}
+		if len(n) < 90 || ends < 90 {
+			return fmt.Sprintf("%d of 100 executions are recorded, and %d ends", len(n), ends)
+		}
+		return ""
+	})
+}
+
 // use is the user's day. It returns which limits could not be had.
 func use(u *user) (unlimited map[string]string) {
 	t := u.t
@@ -446,10 +485,21 @@ func use(u *user) (unlimited map[string]string) {
 	}
 	denied()
 
-	// The server dies, and the next one requires limits.
+	// The server dies, and the next one requires limits. What runs inside goes on meanwhile, and is
+	// kept for the next one.
+	const script = `setsid sh -c 'i=0; while [ $i -lt 100 ]; do /bin/busybox true gone-$i; sleep 0.02; i=$((i+1)); done; echo >/tmp/went' >/dev/null 2>&1 &`
+	u.berm("exec", made.ID, "--", "sh", "-c", script)
 	u.end()
+	time.Sleep(time.Second)
 	u.serve("--require-limits")
 	denied()
+	wait(t, func() string {
+		if _, _, err := u.try("exec", made.ID, "--", "cat", "/tmp/went"); err != nil {
+			return "what ran inside did not go on without the server"
+		}
+		return ""
+	})
+	recorded(u, made.ID)
 	if out := u.berm("exec", made.ID, "--", "cat", "/tmp/kept"); out != "kept" {
 		t.Errorf("after the crash: %q", out)
 	}

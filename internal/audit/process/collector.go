@@ -127,7 +127,7 @@ func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 	if first == nil {
 		return berm.Errorf(berm.Unsupported, "the processes of sandbox %s are not the host's", id)
 	}
-	b := &box{id: id, first: *first, hosts: map[int]int{}, ledger: c.open(id)}
+	b := &box{id: id, first: *first, hosts: map[int]int{}, ledger: ledger.New(emitTo(c.audit, c.log, id, "kernel"))}
 	var err error
 	if b.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", first.PID), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return berm.Errorf(berm.NotFound, "sandbox %s has no first process: %w", id, err)
@@ -377,15 +377,15 @@ func (c *Collector) take(i item) {
 	})
 }
 
-// open begins the records of a sandbox.
-func (c *Collector) open(id berm.SandboxID) *ledger.Ledger {
-	return ledger.New(func(what audit.Type, outcome audit.Outcome, reason string, data any) {
-		err := c.audit.Emit(audit.Record{
-			Sandbox: id, Actor: audit.Actor{Type: "system"}, Type: what, Src: "kernel", Trust: audit.TrustHost,
+// emitTo is a ledger's way to the log.
+func emitTo(emitter audit.Emitter, log *slog.Logger, id berm.SandboxID, source string) func(audit.Type, audit.Outcome, string, any) {
+	return func(what audit.Type, outcome audit.Outcome, reason string, data any) {
+		err := emitter.Emit(audit.Record{
+			Sandbox: id, Actor: audit.Actor{Type: "system"}, Type: what, Src: source, Trust: audit.TrustHost,
 			Outcome: outcome, Reason: reason, Data: data,
 		})
 		if err != nil {
-			c.log.Error("audit record lost", "sandbox", id, "type", what, "error", err)
+			log.Error("audit record lost", "sandbox", id, "type", what, "error", err)
 		}
-	})
+	}
 }

@@ -55,6 +55,8 @@ type Config struct {
 	// the sizes of disks asked for last: a creation that finds one does not wait for these
 	// steps. They end with this process. 0 is none.
 	Spares int
+	// Watch has monitors listen for what is executed inside: see berm.First.
+	Watch bool
 }
 
 // Driver makes sandboxes of the namespace level. It is a berm.Driver.
@@ -464,7 +466,7 @@ func (d *Driver) wall(spec berm.Spec, upper launch.Upper) (launch.Order, error) 
 	set, err := wall.Plan(wall.Config{
 		IDs: d.host.ids(spec), Limits: spec.Limits, Profile: spec.Profile, Hostname: spec.Hostname, Setuid: spec.Setuid,
 		Capabilities: capability.Inside,
-		Root:         wall.Layers{Layers: spec.Layers, Upper: upper}, Link: spec.Link, Cgroup: d.groups.String(), Degraded: slices.Concat(d.host.degraded, spec.Degraded),
+		Root:         wall.Layers{Layers: spec.Layers, Upper: upper}, Link: spec.Link, Watch: d.config.Watch, Cgroup: d.groups.String(), Degraded: slices.Concat(d.host.degraded, spec.Degraded),
 	})
 	if err != nil {
 		return launch.Order{}, err
@@ -473,7 +475,7 @@ func (d *Driver) wall(spec berm.Spec, upper launch.Upper) (launch.Order, error) 
 	if err != nil {
 		return launch.Order{}, berm.Errorf(berm.Internal, "policy: %w", err)
 	}
-	return launch.Order{Limits: spec.Limits, Plan: plan.Encode(set.Steps), Policy: policy, Trees: set.Trees}, nil
+	return launch.Order{Limits: spec.Limits, Plan: plan.Encode(set.Steps), Policy: policy, Trees: set.Trees, Watch: d.config.Watch}, nil
 }
 
 // Layout is how control groups are laid out here, for a policy.

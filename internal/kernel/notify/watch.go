@@ -220,7 +220,11 @@ func (w *watch) answered(a *ask, goesOn bool) {
 		a.close()
 		return
 	}
-	if w.pending = append(w.pending, a); len(w.pending) == 1 {
+	w.pending = append(w.pending, a)
+	switch {
+	case a.unread: // all that is known of it is what it becomes
+		w.wake(time.Millisecond)
+	case len(w.pending) == 1:
 		w.wake(patience[0])
 	}
 }
@@ -255,10 +259,12 @@ func (w *watch) enter(dir string) {
 		}
 		return fd
 	}
-	if w.root = open("root", unix.O_PATH|unix.O_DIRECTORY); w.root < 0 {
+	if w.root = open("root", unix.O_PATH|unix.O_DIRECTORY); w.root >= 0 {
+		w.namespace = namespace(open("ns/pid", unix.O_RDONLY))
+	}
+	if w.ids != nil {
 		return
 	}
-	w.namespace = namespace(open("ns/pid", unix.O_RDONLY))
 	for lines := bufio.NewScanner(bytes.NewReader(readSmall(dir + "uid_map"))); lines.Scan(); {
 		var r idRange
 		if _, err := fmt.Sscan(lines.Text(), &r.inside, &r.outside, &r.count); err == nil {
@@ -484,7 +490,9 @@ func (w *watch) confirm(a *ask, dir string, ran Version) {
 		file = open(dir + "exe")
 	}
 	var argv []string
+	var cwd string
 	if a.unread {
+		cwd, _ = os.Readlink(dir + "cwd")
 		argv = strings.Split(strings.TrimSuffix(string(readSmall(dir+"cmdline")), "\x00"), "\x00")
 	}
 	if err != nil || !a.process.lives() { // its number may be another's
@@ -496,6 +504,7 @@ func (w *watch) confirm(a *ask, dir string, ran Version) {
 	w.handed(ran, file)
 	a.Exe, a.Version, a.File, a.Asked = exe, ran, file, false
 	if a.unread {
+		a.Cwd = cwd
 		a.Argv, a.Cut = argv, len(argv) > 0
 		if size := len(strings.Join(argv, " ")); size < maxArgs-1 {
 			a.Cut = false

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
@@ -25,6 +26,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/kernel/cgroup"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
+	"github.com/berm-sandbox/berm/internal/kernel/notify"
 	"github.com/berm-sandbox/berm/internal/monitor"
 	"github.com/berm-sandbox/berm/internal/network/link"
 	"github.com/berm-sandbox/berm/internal/network/link/outside"
@@ -50,6 +52,9 @@ type Sandbox struct {
 	looks       *looks // at the writable layer; nil when there is none to see
 	group       *cgroup.Group
 	claim       *claim.File // nil when nothing is claimed
+	watchSocket *net.UnixListener
+	listener    *notify.Listener // under mu; nil when there is none
+	relay       *notify.Relay    // under mu; of what it tells
 
 	// Of runsc, where that is what pid and pidfd name.
 	root    *os.File        // of its stage
@@ -202,6 +207,11 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	}
 	if err := s.serveLooks(); err != nil {
 		return nil, err
+	}
+	if order.Watch {
+		if err := s.serveWatch(); err != nil {
+			return nil, err
+		}
 	}
 	if err := failpoint.Hit("launch.ready"); err != nil {
 		return nil, err
@@ -616,16 +626,21 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 	defer close(ended)
 	message := make([]byte, 4096)
 	for {
-		n, link, err := s.receive(message)
+		n, file, err := s.receive(message)
 		if n == 0 || err != nil {
 			return
 		}
 		text := string(message[1:n])
 		s.mu.Lock()
-		if link != nil && s.link == nil {
-			s.link = link
-		}
 		switch message[0] {
+		case plan.LinkMade:
+			if file != nil && s.link == nil {
+				s.link = file
+			}
+		case plan.Watched:
+			if s.relay == nil && s.order.Watch {
+				s.relay, s.listener = notify.NewRelay(file, text)
+			}
 		case plan.Started:
 			monitor.Trace("agent started by init")
 		case plan.Ready:
@@ -729,7 +744,12 @@ func serve(name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
 
 // listen hands over each connection to a socket in the current directory.
 func listen(name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
-	listener, err := net.ListenUnix("unix", &net.UnixAddr{Name: name, Net: "unix"})
+	return listenOn("unix", name, attend)
+}
+
+// listenOn does so for a kind of sockets.
+func listenOn(kind, name string, attend func(*net.UnixConn)) (*net.UnixListener, error) {
+	listener, err := net.ListenUnix(kind, &net.UnixAddr{Name: name, Net: kind})
 	if err != nil {
 		return nil, fault("listen for the server", err)
 	}
@@ -853,16 +873,55 @@ func (s *Sandbox) Policy() json.RawMessage {
 	return raw
 }
 
-// First is init, or nil when it is no process of the host's, or its namespace cannot be told.
+// serveWatch passes what the listener tells on to whoever connected last.
+func (s *Sandbox) serveWatch() (err error) {
+	s.mu.Lock()
+	relay := s.relay
+	s.mu.Unlock()
+	if relay == nil {
+		return berm.Errorf(berm.Internal, "init has no listener")
+	}
+	s.watchSocket, err = listenOn("unixpacket", monitor.WatchFile, relay.Serve)
+	return err
+}
+
+// watchPatience is how long the end waits for what the listener has still to tell, and then for
+// whoever it is told.
+const watchPatience = 300 * time.Millisecond
+
+// endWatch has the last things told that the listener hears.
+func (s *Sandbox) endWatch() {
+	s.mu.Lock()
+	relay, listener := s.relay, s.listener
+	s.mu.Unlock()
+	if listener != nil {
+		select {
+		case <-listener.Done():
+		case <-time.After(watchPatience):
+		}
+	}
+	if relay != nil {
+		relay.Close(watchPatience)
+	}
+}
+
+// First is init, or nil when it is no process of the host's, or neither its namespace can be told,
+// as to who is not root, nor anybody listens.
 func (s *Sandbox) First() *berm.First {
 	if s.order.GVisor != nil {
 		return nil
 	}
+	first := &berm.First{PID: s.pid}
+	if s.watchSocket != nil {
+		first.Watch = filepath.Join(s.order.Directory, monitor.WatchFile)
+	}
 	var namespace unix.Stat_t
-	if unix.Stat("/proc/"+strconv.Itoa(s.pid)+"/ns/pid", &namespace) != nil {
+	if unix.Stat("/proc/"+strconv.Itoa(s.pid)+"/ns/pid", &namespace) == nil {
+		first.Namespace = uint32(namespace.Ino)
+	} else if first.Watch == "" {
 		return nil
 	}
-	return &berm.First{PID: s.pid, Namespace: uint32(namespace.Ino)}
+	return first
 }
 
 // Usage measures the sandbox.
@@ -928,6 +987,7 @@ func (s *Sandbox) Wait(asked func() berm.Reason, keep func(berm.Exit)) berm.Exit
 		exit.Detail = ""
 	}
 	keep(exit)
+	s.endWatch()
 	s.removeGroup()
 	monitor.Trace("control group removed")
 	if s.looks != nil {
@@ -972,7 +1032,7 @@ func (s *Sandbox) close() {
 	if s.looks != nil {
 		s.looks.close()
 	}
-	for _, l := range []*net.UnixListener{s.linkSocket, s.keepSocket, s.agentSocket} {
+	for _, l := range []*net.UnixListener{s.linkSocket, s.keepSocket, s.agentSocket, s.watchSocket} {
 		if l != nil {
 			l.Close()
 		}

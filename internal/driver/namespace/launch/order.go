@@ -40,6 +40,9 @@ type Order struct {
 	GVisor *GVisor `json:"gvisor,omitempty"`
 	// Link gives the sandbox a link, whose other end the monitor keeps and hands on.
 	Link bool `json:"link,omitempty"`
+	// Watch says that the plan has a listener for what is executed inside, to which the monitor
+	// answers.
+	Watch bool `json:"watch,omitempty"`
 	// HostNetwork leaves the sandbox in the network namespace of its monitor.
 	HostNetwork bool `json:"hostNetwork,omitempty"`
 	// CgroupParent is where control groups are made; see cgroup.Config.
