@@ -367,6 +367,9 @@ func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), act
 		}
 		return had{}, notFound(id)
 	}
+	if err := failpoint.Hit("control.rolled"); err != nil {
+		return had{}, err
+	}
 	if lives {
 		_, _ = s.look(ctx, system, "rollback")
 		s.endProcesses(ctx, s.current())

@@ -10,6 +10,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -241,6 +242,9 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		info.StartedAt, info.EndAt, info.SavedAs, info.SavedMemory = time.Now().UTC(), deadline, "", false
 	})
 	if err == nil && rested != "" {
+		if err := failpoint.Hit("control.awake"); err != nil {
+			return err
+		}
 		s.letGo(rested)
 		ctx, cancel := detached(ctx) // the sandbox may have taken long to be ready
 		defer cancel()
