@@ -86,6 +86,8 @@ type Config struct {
 	Egress        Egress
 	// Processes records the processes inside; nil does not.
 	Processes Processes
+	// Boot names the run of the host's kernel, from its start to its end; "" is not known.
+	Boot string
 	// Pools are sandboxes that are made in advance.
 	Pools []Pool
 	// SampleEvery is the time between two metrics samples.
@@ -195,10 +197,14 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	if err != nil {
 		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
 		s.info.State = berm.Killed
+		why := "lost while no server ran"
+		if s.info.Boot != "" && s.info.Boot != m.Boot {
+			why = "lost when the machine restarted"
+		}
 		m.work.Go(func() {
 			s.unseen(system, "end", berm.Errorf(berm.NotFound, "it ended while no server ran"))
 			close(s.looked)
-			s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: "lost while no server ran", At: time.Now().UTC()})
+			s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: why, At: time.Now().UTC()})
 		})
 		return nil
 	}

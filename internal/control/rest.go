@@ -164,7 +164,10 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 	defer release()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTime)
 	defer cancel()
-	spec := s.m.specOf(&info, deadline)
+	spec, err := s.m.specOf(&info, deadline)
+	if err != nil {
+		return err
+	}
 	handle, err := s.m.Engine.Create(ctx, spec)
 	if berm.KindOf(err) == berm.AlreadyExists && err != nil { // its processes were not ended
 		if _, err = s.m.evict(ctx, info.ID, berm.ReasonKilled); err == nil {
@@ -186,12 +189,17 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 	if err := failpoint.Hit("control.woken"); err != nil {
 		return err
 	}
+	held, err := handle.Policy(ctx)
+	if err != nil {
+		return err
+	}
 	s.mu.Lock()
 	if s.info.State == berm.Killed {
 		s.mu.Unlock()
 		return notFound(info.ID)
 	}
 	s.handle, s.agent = handle, 1
+	s.info.Degraded, s.info.Boot = held.Degraded, s.m.Boot
 	s.mu.Unlock()
 	cu.Add(func() {
 		s.mu.Lock()
@@ -215,13 +223,18 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 	return nil
 }
 
-// specOf is the order for a sandbox that existed before.
-func (m *Manager) specOf(info *Sandbox, deadline time.Time) berm.Spec {
+// specOf is the order for a sandbox that existed before. What its template's limits cannot be here
+// is left out or refused as when it was made.
+func (m *Manager) specOf(info *Sandbox, deadline time.Time) (berm.Spec, error) {
+	_, without, err := m.limits(berm.Limits{}, info.Base.Limits, m.probe(info.Level).Unlimited)
+	if err != nil {
+		return berm.Spec{}, err
+	}
 	return berm.Spec{
 		ID: info.ID, Level: info.Level, Layers: info.Base.Layers, Hostname: string(info.ID), Limits: info.Limits, Setuid: info.Base.Setuid,
 		Link: info.Policy != nil, Deadline: deadline, OnDeadline: info.OnDeadline, From: m.savedDir(info.SavedAs), Memory: info.SavedMemory,
-		Guest: m.guest(info.ID, info.Base, info.Env, info.Secure, time.Now().UTC()),
-	}
+		Guest: m.guest(info.ID, info.Base, info.Env, info.Secure, time.Now().UTC()), Degraded: without,
+	}, nil
 }
 
 // Rollback gives a sandbox the state of a snapshot: its processes end, what it wrote since is

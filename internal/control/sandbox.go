@@ -57,6 +57,8 @@ type Sandbox struct {
 	// it failed.
 	Checkpoints Checkpoints       `json:"checkpoints,omitzero"`
 	Missed      *MissedCheckpoint `json:"missed,omitempty"`
+	// Boot is Config.Boot of when its processes began.
+	Boot string `json:"boot,omitempty"`
 	// Warm says that it was made in advance.
 	Warm bool `json:"warm,omitempty"`
 

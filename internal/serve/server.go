@@ -322,7 +322,7 @@ func Run(ctx context.Context, c Config) error {
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: changesTo, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), HoldLayers: c.HoldLayers,
-		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools,
+		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools, Boot: boot(),
 	})
 	if processes != nil {
 		sessions.Processes = processes
@@ -397,6 +397,15 @@ func Run(ctx context.Context, c Config) error {
 		c.Log.Error("audit record lost", "error", err)
 	}
 	return nil
+}
+
+// boot is the kernel's name of its run; see random(4).
+func boot() string {
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(id))
 }
 
 // processes records what runs inside sandboxes.
