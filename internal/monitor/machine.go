@@ -11,8 +11,9 @@ import (
 
 // Wall is what a level does for one living sandbox.
 type Wall interface {
-	// Freeze stops every process where it is; Thaw lets them go on.
-	Freeze() error
+	// Freeze stops every process where it is; Thaw lets them go on. Briefly is for a moment, in
+	// which what carries them may run.
+	Freeze(briefly bool) error
 	Thaw() error
 	// Snapshot saves the files of frozen processes into a directory.
 	Snapshot(dir string) (berm.Saved, error)
@@ -67,7 +68,7 @@ func (m *Machine) Pause() error {
 	}
 	m.still.Lock()
 	defer m.still.Unlock()
-	err := m.wall.Freeze()
+	err := m.wall.Freeze(false)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.status.State != berm.Pausing || m.reason != "" { // killed meanwhile
@@ -125,7 +126,7 @@ func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error
 		}
 		saved, err = m.wall.Checkpoint(dir)
 		saved.Stopped = 0
-		return saved, m.orKill(err, m.wall.Freeze())
+		return saved, m.orKill(err, m.wall.Freeze(false))
 	case status.State != berm.Running:
 		return saved, berm.Errorf(berm.Conflict, "the sandbox is %s", status.State)
 	}
@@ -134,7 +135,7 @@ func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error
 		return saved, m.orKill(err, nil)
 	}
 	begin := time.Now()
-	if err = m.wall.Freeze(); err == nil {
+	if err = m.wall.Freeze(true); err == nil {
 		saved, err = m.wall.Snapshot(dir)
 	}
 	err = m.orKill(err, m.wall.Thaw())

@@ -816,14 +816,17 @@ func (s *Sandbox) explain(err error) error {
 	return berm.Errorf(berm.Internal, "set up the sandbox: %w", err)
 }
 
-// Freeze stops every process. gVisor stops those inside before its own are stopped: where one of
-// those is stopped in the middle of carrying another, what it carries may be killed.
-func (s *Sandbox) Freeze() error {
-	if err := s.still(true); err != nil {
+// Freeze stops every process. Those inside gVisor it stops itself, and for a moment that is all:
+// where a process that carries one of them is frozen and goes on, what it carries may be killed.
+func (s *Sandbox) Freeze(briefly bool) error {
+	if s.order.GVisor == nil {
+		return s.group.Freeze(context.Background())
+	}
+	err := s.still(true)
+	if err != nil || briefly {
 		return err
 	}
-	err := s.group.Freeze(context.Background())
-	if err != nil {
+	if err = s.group.Freeze(context.Background()); err != nil {
 		err = errors.Join(err, s.still(false))
 	}
 	return err
@@ -831,15 +834,16 @@ func (s *Sandbox) Freeze() error {
 
 // Thaw lets every process go on.
 func (s *Sandbox) Thaw() error {
-	if err := s.group.Thaw(context.Background()); err != nil {
-		return err
+	err := s.group.Thaw(context.Background())
+	if err == nil && s.order.GVisor != nil {
+		err = s.still(false)
 	}
-	return s.still(false)
+	return err
 }
 
 // still has gVisor stop what runs inside, or lets it go on, unless it is so. Callers take turns.
 func (s *Sandbox) still(stop bool) error {
-	if s.order.GVisor == nil || s.stopped == stop {
+	if s.stopped == stop {
 		return nil
 	}
 	method := "Resume"
