@@ -245,7 +245,12 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 		if err := failpoint.Hit("control.awake"); err != nil {
 			return err
 		}
-		s.letGo(rested)
+		// Until it is stored that the sandbox runs, the next server would begin with these files.
+		if err := s.trySave(); err == nil {
+			s.letGo(rested)
+		} else {
+			s.m.Log.Error("files of a resumed sandbox are left until the next start", "sandbox", id, "error", err)
+		}
 		ctx, cancel := detached(ctx) // the sandbox may have taken long to be ready
 		defer cancel()
 		s.attend(ctx)

@@ -6,11 +6,13 @@ import (
 	"path/filepath"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
+	"github.com/berm-sandbox/berm/internal/store"
 )
 
 // saves gives the world a directory for snapshots that outlives its managers.
@@ -396,6 +398,42 @@ func TestRollbackToRemovedSnapshot(t *testing.T) {
 	if len(kept(t, dir)) != 0 {
 		t.Errorf("%v on disk", kept(t, dir))
 	}
+}
+
+// fullStore keeps no sandbox while it is full.
+type fullStore struct {
+	Store
+	full atomic.Bool
+}
+
+func (f *fullStore) SaveSandbox(ctx context.Context, s store.Sandbox) error {
+	if f.full.Load() {
+		return berm.Errorf(berm.Internal, "database or disk is full")
+	}
+	return f.Store.SaveSandbox(ctx, s)
+}
+
+// What a sandbox was paused to stays while the next server would begin with it.
+func TestResumeThatCannotBeStored(t *testing.T) {
+	ctx := t.Context()
+	dir, configure := saves(t)
+	full := &fullStore{}
+	w := newWorld(t, configure, func(c *Config) {
+		full.Store = c.Store
+		c.Store = full
+	})
+	s := w.create(t)
+	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	full.full.Store(true)
+	if _, _, err := w.Connect(ctx, s.ID, time.Minute, tester); err != nil {
+		t.Fatal(err)
+	}
+	if names := kept(t, dir); len(names) != 1 {
+		t.Errorf("%v on disk, though the stored sandbox begins with it", names)
+	}
+	full.full.Store(false)
 }
 
 // Quotas count what has memory.
