@@ -61,7 +61,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringVar(&c.DefaultEgress, "e2b-default-egress", serve.EgressPublic, "what a sandbox may reach when its creator says nothing: public,\nthe public internet as with E2B, or deny")
 	flags.StringArrayVar(&c.Open, "open", nil, "range of special addresses that network policies may name, such as\n10.1.0.0/16; may be repeated")
 	flags.StringArrayVar(&c.Resolvers, "resolver", nil, "resolver that names are asked of, ADDRESS:PORT,\ntls://ADDRESS#NAME or https://ADDRESS/dns-query#NAME; may be\nrepeated (default: those of /etc/resolv.conf)")
-	flags.StringVar(&c.UpstreamProxy, "upstream-proxy", "", "proxy that sandboxes' networks are reached through: the URL of an\nHTTP, HTTPS or SOCKS5 proxy, or env: that of HTTPS_PROXY")
+	flags.StringVar(&c.UpstreamProxy, "upstream-proxy", "", "proxy that sandboxes' networks are reached through: the URL of an\nHTTP, HTTPS or SOCKS5 proxy, or the word env for that of\nHTTPS_PROXY")
 	flags.StringVar(&c.UpstreamCA, "upstream-ca", "", "file of authorities, PEM, by which servers and proxies are trusted\nbeside the system's")
 	flags.StringVar(&c.AskWebhook, "ask-webhook", "", "URL that is asked about what rules of network policies with\naction: ask leave to somebody; without one they deny")
 	flags.StringVar(&c.AskSecret, "ask-secret-file", "", "file with the secret by which those questions are signed")

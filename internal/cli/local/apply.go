@@ -316,7 +316,11 @@ func (f *applyFlags) show(cmd *cobra.Command, session string, results []apply.Re
 func hints(session string, results []apply.Result) []string {
 	var list []string
 	if count(results, apply.Flagged) > 0 {
-		list = append(list, "look at them with berm diff; berm apply --flagged PATH takes them")
+		path := "PATH"
+		if !slices.ContainsFunc(results, func(r apply.Result) bool { return r.Outcome == apply.Flagged && r.Unit != "." }) {
+			path = "."
+		}
+		list = append(list, fmt.Sprintf("look at them with berm diff; berm apply --flagged %s takes them", path))
 	}
 	file, repo := false, ""
 	for _, r := range results {

@@ -135,7 +135,7 @@ func (f *runFlags) add(cmd *cobra.Command) {
 	flags.StringArrayVarP(&rights.Allow, "allow", "a", nil, "let it reach this `HOST[:PORT]`: a name, *.name, address range, or group such as pypi or github")
 	flags.StringVar(&f.policy, "policy", "", "let it reach what this `FILE` allows")
 	flags.StringArrayVar(&f.open, "open", nil, "let rules name this private address `RANGE`, such as 10.1.0.0/16; an address of this machine is opened only by itself")
-	flags.StringVar(&f.proxy, "upstream-proxy", "", "reach what is allowed through this proxy: the `URL` of an HTTP, HTTPS or SOCKS5 proxy, or env: that of HTTPS_PROXY")
+	flags.StringVar(&f.proxy, "upstream-proxy", "", "reach what is allowed through this proxy: the `URL` of an HTTP, HTTPS or SOCKS5 proxy, or the word env for that of HTTPS_PROXY")
 	flags.StringVar(&f.authorities, "upstream-ca", "", "trust servers and proxies by the authorities in this `FILE` too")
 	flags.StringArrayVar(&rights.Credentials, "cred", nil, "let requests have a secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...], such as github=env:GITHUB_TOKEN")
 	flags.BoolVar(&f.task.Keyless, "keyless", false, "give the preset's program no key: its requests get it on their way")
@@ -478,13 +478,13 @@ func (f *runFlags) denied(cmd *cobra.Command, r local.Result) {
 			if len(requests) == 1 {
 				told = requests[0]
 			}
-			cli.Notice(cmd, "%s", text+remedy(told, d.to))
+			cli.Notice(cmd, "%s", text+remedy(told, d.to, f.task.Rights.Allow))
 			continue
 		}
 		cli.Notice(cmd, "%s", text+":")
 		for _, e := range requests[:min(len(requests), maxRequests)] {
 			what := e.Method + " " + e.Path
-			why := strings.TrimPrefix(strings.TrimPrefix(remedy(e, d.to), ": "), what+" at "+d.to+" is not allowed: ")
+			why := strings.TrimPrefix(strings.TrimPrefix(remedy(e, d.to, f.task.Rights.Allow), ": "), what+" at "+d.to+" is not allowed: ")
 			cli.Notice(cmd, "  %s%s: %s", what, times(e.Count), why)
 		}
 		if more := len(requests) - maxRequests; more > 0 {
@@ -532,27 +532,42 @@ func destination(e egress.Event) string {
 	return to
 }
 
-// remedy says why something was denied, or which flag lets it through.
-func remedy(e egress.Event, what string) string {
+// remedy says why something was denied, or which flag lets it through beside those of allow.
+func remedy(e egress.Event, what string, allow []string) string {
+	opened := func(addr netip.Addr) string {
+		if slices.Contains(allow, what) || e.Name != "" && slices.Contains(allow, e.Name) {
+			return fmt.Sprintf("--open %s lets it through", addr)
+		}
+		return fmt.Sprintf("--allow %s with --open %s lets it through", what, addr)
+	}
 	why, _, _ := strings.Cut(strings.TrimPrefix(e.Detail, "Denied ("+e.Reason+"): "), "\n")
 	switch e.Reason {
 	case "not_listed", "port":
 		return "; --allow " + what + " lets it through"
 	case "private", "host", "reserved":
 		if addr, err := netip.ParseAddr(e.Address); err == nil {
-			return fmt.Sprintf(": %s is closed whatever is allowed; --allow %s with --open %s lets it through", addr, what, addr)
+			return fmt.Sprintf(": %s is closed whatever is allowed; %s", addr, opened(addr))
 		}
 	case "dns_private_answer":
 		_, rest, _ := strings.Cut(why, "its address ")
 		closed, _, _ := strings.Cut(rest, " is not public")
 		if addr, err := netip.ParseAddr(closed); err == nil {
-			return fmt.Sprintf(": its address %s is not public; --allow %s with --open %s lets it through", addr, what, addr)
+			return fmt.Sprintf(": its address %s is not public; %s", addr, opened(addr))
 		}
 	}
 	if why == "" {
 		return ""
 	}
 	return ": " + why
+}
+
+// offline says whether a command failed that may have missed a network.
+func (f *runFlags) offline(r local.Result) bool {
+	if r.ExitCode == 0 || r.Reason != berm.ReasonExit || !r.Started {
+		return false
+	}
+	request, err := local.Prepare(&f.task)
+	return err == nil && !request.Network && request.Grant.Network != preset.NetworkHost
 }
 
 // report tells what a person or program needs to go on.
@@ -593,6 +608,9 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 	}
 	f.denied(cmd, r)
 	unreached(cmd, r.Unreached)
+	if terminal.Is(cmd.ErrOrStderr()) && f.offline(r) {
+		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), terminal.StyleFor(cmd.ErrOrStderr()).Dim("hint:"), "the command has no network; --allow HOST gives it")
+	}
 	if r.Session != "" {
 		style := terminal.StyleFor(cmd.ErrOrStderr())
 		of := ""

@@ -216,13 +216,13 @@ and undo does not take it back.`,
 			return err
 		}
 		if list {
-			return listCheckpoints(cmd, checkpoints, *asJSON)
+			return listCheckpoints(cmd, w.session, checkpoints, *asJSON)
 		}
 		if commit := cmd.Flags().Lookup("git"); commit.Changed {
 			return undoToCommit(cmd, w, commit.Value.String())
 		}
 		if to == 0 {
-			if len(checkpoints) == 0 && len(w.session.Runs) <= 1 {
+			if undoesFirst(w.session, checkpoints) {
 				return undoFirst(cmd, w, *asJSON)
 			}
 			if len(checkpoints) == 0 {
@@ -244,6 +244,12 @@ and undo does not take it back.`,
 	return cmd
 }
 
+// undoesFirst says whether the session is undone without a checkpoint: before its first command it
+// was the project.
+func undoesFirst(s *session.Session, checkpoints []session.Checkpoint) bool {
+	return len(checkpoints) == 0 && len(s.Runs) <= 1
+}
+
 // undoFirst takes back all that the first command of a session did.
 func undoFirst(cmd *cobra.Command, w *work, asJSON bool) error {
 	ctx := context.WithoutCancel(cmd.Context())
@@ -261,7 +267,7 @@ func undoFirst(cmd *cobra.Command, w *work, asJSON bool) error {
 	return nil
 }
 
-func listCheckpoints(cmd *cobra.Command, checkpoints []session.Checkpoint, asJSON bool) error {
+func listCheckpoints(cmd *cobra.Command, s *session.Session, checkpoints []session.Checkpoint, asJSON bool) error {
 	out := cmd.OutOrStdout()
 	table := terminal.NewTable(terminal.StyleFor(out), "NUMBER", "MADE", "ENTRIES", "HOW", "BEFORE")
 	for _, c := range checkpoints {
@@ -277,7 +283,11 @@ func listCheckpoints(cmd *cobra.Command, checkpoints []session.Checkpoint, asJSO
 		return nil
 	}
 	if len(checkpoints) == 0 {
-		cli.Notice(cmd, "there are no checkpoints")
+		text := "session %s has no checkpoints"
+		if undoesFirst(s, checkpoints) {
+			text += "; undo takes its only command back all the same"
+		}
+		cli.Notice(cmd, text, s.Name)
 		return nil
 	}
 	return table.Write(out)

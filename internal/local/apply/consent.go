@@ -1,11 +1,15 @@
 package apply
 
 import (
+	"context"
+	"crypto/sha256"
 	"fmt"
 	"path"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/berm-sandbox/berm/internal/local/change"
 )
 
 // fewDeletions are seen at a glance, and are no reason to ask.
@@ -75,17 +79,26 @@ func lostHistory(unit string, steps []*step) (reason string, lost bool) {
 	return "", false
 }
 
+// namedDeletions bounds how many files a reason names.
+const namedDeletions = 3
+
 // holdDeletions makes deletions wait for consent that leave less than half of the project's
-// files, or of those that git has of it.
-func (p *Plan) holdDeletions() {
+// files, or of those that git has of it. What only moved is not deleted.
+func (p *Plan) holdDeletions(ctx context.Context) error {
+	moved, err := p.renamed(ctx)
+	if err != nil {
+		return err
+	}
 	deleted := map[string]bool{}
+	var names []string
 	for _, s := range p.steps {
-		if s.repo == "" && s.takes() && !s.wasDir() {
+		if s.repo == "" && s.takes() && !s.wasDir() && !moved[s] {
 			deleted[string(s.Path)] = true
+			names = append(names, change.Quote(string(s.Path)))
 		}
 	}
 	if len(deleted) <= fewDeletions {
-		return
+		return nil
 	}
 	gone, all := p.tracked(deleted)
 	what := "files that git has of the project"
@@ -94,14 +107,57 @@ func (p *Plan) holdDeletions() {
 		what = "files of the project"
 	}
 	if 2*gone <= all {
-		return
+		return nil
+	}
+	list := strings.Join(names[:min(len(names), namedDeletions)], ", ")
+	if more := len(names) - namedDeletions; more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
 	}
 	for _, s := range p.steps {
-		if s.repo == "" && s.deletes() && s.planned() {
-			s.refuse(Flagged, "the session deleted %d of %d %s", gone, all, what)
+		if s.repo == "" && s.deletes() && s.planned() && !moved[s] {
+			s.refuse(Flagged, "the session deleted %d of %d %s: %s", gone, all, what, list)
 			s.unit = "."
 		}
 	}
+	return nil
+}
+
+// renamed finds the deletions of files whose content the plan brings elsewhere, each under a new
+// name of its own.
+func (p *Plan) renamed(ctx context.Context) (map[*step]bool, error) {
+	deletions := map[int64][]*step{} // by size
+	for _, s := range p.steps {
+		if s.repo == "" && s.deletes() && s.planned() && s.Was.kind() == unix.S_IFREG {
+			deletions[s.Was.Size] = append(deletions[s.Was.Size], s)
+		}
+	}
+	sums := map[[sha256.Size]byte]int{} // how often the plan brings a content
+	sizes := map[int64]bool{}
+	for _, s := range p.steps {
+		if s.repo != "" || s.Kind != change.Added || !s.planned() || !s.Mode.IsRegular() || deletions[s.Size] == nil {
+			continue
+		}
+		if sum, err := p.upper.digest(ctx, string(s.Path)); err == nil { // else running the plan tells
+			sums[sum]++
+			sizes[s.Size] = true
+		} else if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+	}
+	moved := map[*step]bool{}
+	for size := range sizes {
+		for _, s := range deletions[size] {
+			sum, err := p.project.digest(ctx, string(s.Path))
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			if err == nil && sums[sum] > 0 {
+				sums[sum]--
+				moved[s] = true
+			}
+		}
+	}
+	return moved, nil
 }
 
 // tracked counts the files in the index of the project's repository, and those of them that

@@ -114,6 +114,31 @@ func TestMostDeleted(t *testing.T) {
 	r.expect(r.apply(r.request()), map[string]Outcome{"file": Flagged, "other": Flagged})
 }
 
+// TestMoved: files that the session gave other names are not deleted, however many they are.
+func TestMoved(t *testing.T) {
+	f := newFixture(t)
+	f.write("project", map[string]string{"one": "first", "dir/two": "second", "dir/three": "third", "four": "fourth"})
+	f.begin()
+	f.write("session/upper", map[string]string{"src/one": "first", "src/two": "second", "src/three": "third"})
+	f.whiteout("one", "dir")
+	f.expect(f.apply(f.request()), map[string]Outcome{
+		"src": Applied, "src/one": Applied, "src/two": Applied, "src/three": Applied,
+		"one": Applied, "dir": Applied, "dir/two": Applied, "dir/three": Applied,
+	})
+
+	// One copy stands for one file, and another content of the same size for none.
+	f = newFixture(t)
+	f.write("project", map[string]string{"a": "same", "b": "same", "c": "same", "d": "like"})
+	f.begin()
+	f.write("session/upper", map[string]string{"new": "same", "other": "none"})
+	f.whiteout("a", "b", "c", "d")
+	got := f.apply(f.request())
+	f.expect(got, map[string]Outcome{"new": Applied, "other": Applied, "a": Applied, "b": Flagged, "c": Flagged, "d": Flagged})
+	if r := got["b"].Reason; !strings.HasSuffix(r, "files of the project: b, c, d") {
+		t.Error(r)
+	}
+}
+
 // TestReplacedDirectory keeps what lies in a directory when the link that was to replace it is held back.
 func TestReplacedDirectory(t *testing.T) {
 	f := newFixture(t)

@@ -261,7 +261,9 @@ func (p *Plan) judgeAll(ctx context.Context) error {
 	p.judgeRepositories()
 	if !p.request.Consent {
 		p.holdRepositories()
-		p.holdDeletions()
+		if err := p.holdDeletions(ctx); err != nil {
+			return err
+		}
 	}
 	p.keepParents()
 	p.keepReplaced()

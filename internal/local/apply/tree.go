@@ -3,6 +3,7 @@ package apply
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"io"
 	"io/fs"
@@ -198,6 +199,24 @@ func equal(ctx context.Context, a, b *tree, name string) (bool, error) {
 		}
 	}
 	return false, ctx.Err()
+}
+
+// digest is the SHA-256 of a regular file.
+func (t *tree) digest(ctx context.Context, name string) (sum [sha256.Size]byte, err error) {
+	f, _, err := t.file(name)
+	if err != nil {
+		return sum, err
+	}
+	defer f.Close()
+	h := sha256.New()
+	for ctx.Err() == nil {
+		if _, err := io.CopyN(h, f, 1<<20); errors.Is(err, io.EOF) {
+			return [sha256.Size]byte(h.Sum(nil)), nil
+		} else if err != nil {
+			return sum, err
+		}
+	}
+	return sum, ctx.Err()
 }
 
 // bits are the bits of a mode that apply writes: neither set-user-ID nor set-group-ID.

@@ -332,7 +332,7 @@ func (m *model) terminal(c canvas, r rect) {
 	case command.Failed():
 		style = badly
 	}
-	if !command.HasOutput() {
+	if !command.HasOutput() && command.Output > 0 {
 		foot += ", no output was kept"
 	}
 	if err != nil {

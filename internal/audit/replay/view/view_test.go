@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/audittest"
 	"github.com/berm-sandbox/berm/internal/audit/replay"
 	"github.com/berm-sandbox/berm/internal/audit/replay/screen"
@@ -190,6 +191,28 @@ func TestHostileView(t *testing.T) {
 			m.key(keys[random.IntN(len(keys))])
 			m.tick(time.Duration(random.IntN(200)) * time.Millisecond)
 			_ = shown(t, m, random.IntN(200), random.IntN(60))
+		}
+	}
+}
+
+// Of output that there was none of nothing is said.
+func TestNoOutput(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Src: "control", Data: map[string]any{"template": "base"}})
+	l.Run(id, audit.Actor{}, audittest.Command{PID: 7, Argv: []string{"true"}})
+	kept := audit.Command{Argv: []string{"false"}, Output: 5} // of which none is there
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecStart, Src: "router", Data: kept, TraceID: "other"})
+	l.Add(audit.Record{Sandbox: id, Type: audit.ExecExit, Src: "router", Data: kept, TraceID: "other"})
+	tl, err := replay.Load(trail.Dir(l.Dir), id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newModel(tl, Options{})
+	m.now = tl.End
+	for i, lost := range []bool{false, true} {
+		m.chosen = tl.Commands[i]
+		if got := shown(t, m, 140, 40); strings.Contains(got, "no output was kept") != lost {
+			t.Errorf("command %d:\n%s", i+1, got)
 		}
 	}
 }
