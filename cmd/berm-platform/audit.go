@@ -51,7 +51,7 @@ Records are found by an index that is a cache of the log: it is made anew when i
 // is the default one, else that of `berm run`. local tells which, and so does a line on stderr.
 func auditDir(cmd *cobra.Command, data string) (dir string, local bool, err error) {
 	if data != "" {
-		return logOf(data), false, nil
+		return logOf(data), false, checkData(data)
 	}
 	defer func() {
 		switch configured, _ := serverConfigured(cmd); {

@@ -29,6 +29,12 @@ func TestAuditNamesTheLogItReads(t *testing.T) {
 			t.Errorf("%s: %+v", dir, r)
 		}
 	}
+	missing := filepath.Join(data, "missing")
+	for _, args := range [][]string{{"audit", "verify"}, {"audit", "key"}, {"audit", "export", "--all"}, {"key", "ls"}} {
+		if r := s.run(append(args, "--data", missing)...); r.code != 1 || !strings.Contains(r.stderr, "there is no data directory "+missing) {
+			t.Errorf("%v: %+v", args, r)
+		}
+	}
 	if _, err := os.Stat("/var/lib/berm/audit"); err == nil && os.Geteuid() == 0 {
 		return // which is read first
 	}

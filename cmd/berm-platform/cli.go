@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -41,6 +42,12 @@ func server(cmd *cobra.Command) (*client.Client, error) {
 		return nil, err
 	}
 	config, err := contexts.Choose(name, os.Getenv)
+	if url := cmp.Or(os.Getenv("BERM_URL"), os.Getenv("E2B_API_URL")); err != nil && name == "" && url != "" {
+		// What is no address needs no key.
+		if _, wrong := client.New(client.Config{URL: url, Key: "none"}); wrong != nil {
+			err = wrong
+		}
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -430,6 +430,10 @@ func TestContextCommands(t *testing.T) {
 	if r := s.run("ls"); r.code != 1 || !strings.Contains(r.stderr, "no API key for http://127.0.0.1:7676") {
 		t.Errorf("%+v", r)
 	}
+	s.env = append(s.env, "E2B_API_URL=foo")
+	if r := s.run("ls"); r.code != 1 || !strings.Contains(r.stderr, `"foo" is no server address`) {
+		t.Errorf("%+v", r)
+	}
 }
 
 func TestCompletion(t *testing.T) {
@@ -437,10 +441,13 @@ func TestCompletion(t *testing.T) {
 	id := string(s.server.Add(client.Sandbox{}).ID)
 	s.ok("pause", id)
 	running := string(s.server.Add(client.Sandbox{}).ID)
+	s.ok("snapshot", running, "--name", "saved")
 	for _, test := range []struct {
 		args      string
 		with, out string
 	}{
+		{"rollback", running, "saved"}, {"rollback " + running, "saved", "base"}, {"rollback " + running + " saved", "", running}, {"snapshots rm", "saved", "base"},
+		{"audit --type", "net.flow", running}, {"create --level", "gvisor", "microvm"},
 		{"kill", id, "-"}, {"exec", running, "-"}, {"resume", id, running}, {"pause", running, id},
 		{"kill " + id, running, id}, {"exec " + id, "", running}, {"cp", id + ":", "-"}, {"create", "base", "-"},
 	} {
@@ -746,5 +753,22 @@ func mustWrite(t *testing.T, name, content string, mode os.FileMode) {
 	}
 	if err := os.WriteFile(name, []byte(content), mode); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// An empty list is a sentence for a person, and nothing but its head for a program.
+func TestEmptyList(t *testing.T) {
+	s := newSetup(t)
+	if out := s.ok("ls"); !strings.HasPrefix(out, "SANDBOX ") {
+		t.Errorf("got %q", out)
+	}
+	terminal, err := pty.Start(s.command("ls"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer terminal.Close()
+	shown, _ := io.ReadAll(terminal) // it ends with an error when nobody holds the other side
+	if !strings.Contains(string(shown), "no sandboxes") || strings.Contains(string(shown), "TEMPLATE") {
+		t.Errorf("got %q", shown)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -54,6 +55,40 @@ func sandboxCompletions(cmd *cobra.Command, states []berm.State, except []string
 	})
 	if err != nil {
 		return nil
+	}
+	return found
+}
+
+// completeRollback completes a sandbox, and then one of its snapshots.
+func completeRollback(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	switch len(args) {
+	case 0:
+		return sandboxCompletions(cmd, nil, nil, ""), cobra.ShellCompDirectiveNoFileComp
+	case 1:
+		if id, err := berm.ParseSandboxID(args[0]); err == nil {
+			return snapshotCompletions(cmd, id, nil), cobra.ShellCompDirectiveNoFileComp
+		}
+	}
+	return nil, cobra.ShellCompDirectiveNoFileComp
+}
+
+// snapshotCompletions are the snapshots of a sandbox, or with "" of all.
+func snapshotCompletions(cmd *cobra.Command, of berm.SandboxID, except []string) (found []cobra.Completion) {
+	c, err := server(cmd)
+	if err != nil {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
+	defer cancel()
+	all, err := c.Snapshots(ctx, of)
+	if err != nil {
+		return nil
+	}
+	for _, s := range all[:min(len(all), maxCompletions)] {
+		if !slices.Contains(except, s.ID) {
+			about := "of " + string(s.Berm.SandboxID) + ", " + cli.Span(time.Since(s.Berm.CreatedAt)) + " ago"
+			found = append(found, cobra.CompletionWithDesc(terminal.Escape(s.ID), terminal.Clip(terminal.Escape(about), 60)))
+		}
 	}
 	return found
 }

@@ -127,7 +127,7 @@ func TestKeyCommands(t *testing.T) {
 		t.Errorf("%v %v", made, err)
 	}
 	list := keyCommand("ls")
-	if strings.Contains(list, secret) || strings.Contains(list, "\x1b") || strings.Count(list, "\n") != 3 {
+	if strings.Contains(list, secret) || strings.ContainsAny(list, "\x1b\"") || strings.Count(list, "\n") != 3 {
 		t.Errorf("list:\n%s", list)
 	}
 	keyCommand("revoke", made.ID)

@@ -54,11 +54,11 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 	flags.Float64Var(&o.Limits.CPU, "cpus", 0, "most processor cores (default: the template's)")
 	flags.Int64Var(&o.Limits.PIDs, "pids", 0, "most processes and threads (default: the template's)")
 	flags.Var(&disk, "disk", "most bytes that it may write, such as 10GiB (default: the template's)")
-	flags.StringVar(&level, "level", "", "isolation level: auto, namespace, gvisor or microvm (default: the server's)")
+	flags.StringVar(&level, "level", "", "isolation level: auto, namespace or gvisor (default: the server's)")
 	flags.StringArrayVar(&credentials, "cred", nil, "let requests have a stored secret that it never sees: `NAME=SOURCE`[,KEY=VALUE...],\nsuch as github=secret:my-token; may be repeated")
 	flags.Var(&checkpoints, "checkpoint", "save its files every so often, or before each command: every=5m,\nexec, keep=N, or some of these with commas (default of keep: 10)")
 	network.addPolicy(cmd, "let it reach what the network policy of this `FILE` says (\"-\" is stdin)", "let it reach this `HOST[:PORT]` alone, or this group, such as github; may be\nrepeated; comes before the rules of --policy")
-	completeFlag(cmd, "level", cobra.FixedCompletions([]string{"auto", "namespace", "gvisor", "microvm"}, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, "level", cobra.FixedCompletions([]string{string(berm.Auto), string(berm.Namespace), string(berm.GVisor)}, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) (err error) {
 		o.Level, o.Limits.Memory, o.Limits.Disk = berm.Level(level), int64(memory), int64(disk)
 		o.Template, o.Timeout = "base", time.Duration(timeout)

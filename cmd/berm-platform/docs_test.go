@@ -81,8 +81,9 @@ was over. A berm that was interrupted itself ends with 130, a shell that was lef
 **JSON.** With ` + "`--json`" + ` the output is JSON, and errors are one object a line on stderr:
 ` + "`{\"error\":{\"kind\":…,\"message\":…,\"hint\":…}}`" + `. Fields are added, never renamed. The kinds
 are internal, not found, already exists, invalid, denied, conflict, exhausted,
-unavailable and unsupported. ` + "`logs`, `metrics`, `kill`, `pause` and `resume`" + ` print one
-object a line.
+unavailable and unsupported. ` + "`logs`, `metrics`, `kill`, `pause`, `resume`, `replay`, `audit`, `net log`" + `,
+` + "`net ask`, `sessions`, `diff`, `apply` and `undo --list`" + ` print one object a line; ` + "`run` and `shell`" + `
+print theirs on stderr, beside what the command prints.
 
 **Which server.** ` + "`--context`" + `; else ` + "`BERM_URL`, `E2B_API_URL` or `E2B_DOMAIN`" + ` with the key
 in ` + "`BERM_API_KEY` or `E2B_API_KEY`" + `; else the current context; else the server on this

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"text/tabwriter"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -12,6 +11,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/store"
+	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
 func newKeyCommand() *cobra.Command {
@@ -40,10 +40,8 @@ func storeOf(data *string) withStore {
 		if err := configureData(cmd, os.LookupEnv); err != nil {
 			return err
 		}
-		if _, err := os.Stat(*data); errors.Is(err, os.ErrNotExist) {
-			// What is changed in a new directory would change no server.
-			return berm.Errorf(berm.NotFound, "there is no data directory %s", *data).
-				WithHint("Give that of your server with --data. `berm serve` makes it at its first start.")
+		if err := checkData(*data); err != nil {
+			return err
 		}
 		db, err := store.OpenShared(*data)
 		if err != nil {
@@ -51,6 +49,16 @@ func storeOf(data *string) withStore {
 		}
 		return errors.Join(do(db), db.Close())
 	}
+}
+
+// checkData refuses a data directory that is not there: what is changed in a new one would change
+// no server.
+func checkData(dir string) error {
+	if _, err := os.Stat(dir); errors.Is(err, os.ErrNotExist) {
+		return berm.Errorf(berm.NotFound, "there is no data directory %s", dir).
+			WithHint("Give that of your server with --data. `berm serve` makes it at its first start.")
+	}
+	return nil
 }
 
 func newKeyCreateCommand(with withStore) *cobra.Command {
@@ -106,8 +114,7 @@ func newKeyListCommand(with withStore) *cobra.Command {
 			if *asJSON {
 				return cli.PrintJSON(cmd.OutOrStdout(), keys)
 			}
-			table := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 0, 2, ' ', 0)
-			_, _ = fmt.Fprintln(table, "ID\tKEY\tNAME\tMAY ERASE\tCREATED\tREVOKED")
+			table := terminal.NewTable(terminal.StyleFor(cmd.OutOrStdout()), "ID", "KEY", "NAME", "MAY ERASE", "CREATED", "REVOKED")
 			for _, k := range keys {
 				revoked := "-"
 				if !k.Revoked.IsZero() {
@@ -117,9 +124,9 @@ func newKeyListCommand(with withStore) *cobra.Command {
 				if k.Erase {
 					mayErase = "yes"
 				}
-				_, _ = fmt.Fprintf(table, "%s\t%s…\t%q\t%s\t%s\t%s\n", k.ID, k.Prefix, k.Name, mayErase, k.Created.Local().Format(time.DateTime), revoked)
+				table.Row(k.ID, k.Prefix+"…", k.Name, mayErase, k.Created.Local().Format(time.DateTime), revoked)
 			}
-			return table.Flush()
+			return table.Write(cmd.OutOrStdout())
 		})
 	}
 	return cmd

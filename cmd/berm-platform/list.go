@@ -71,6 +71,10 @@ func newListCommand() *cobra.Command {
 			}
 			return nil
 		}
+		if len(all) == 0 && terminal.Is(out) {
+			cli.Notice(cmd, "no sandboxes")
+			return nil
+		}
 		table := terminal.NewTable(terminal.StyleFor(out), "SANDBOX", "TEMPLATE", "STATE", "LEVEL", "CPU", "MEMORY", "AGE", "ENDS IN", "METADATA")
 		for _, s := range all {
 			ends := "-"

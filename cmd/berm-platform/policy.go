@@ -508,16 +508,47 @@ func eachLine(path string, do func([]byte)) error {
 // lastRun finds what was denied to the last berm run of the project around the working
 // directory that had a network, or to all of them, and the last one's policy.
 func lastRun(all bool) (*policy.Policy, []policy.Denial, error) {
-	state, err := session.StateDir()
+	var last *egress.Policy
+	ours := map[berm.SandboxID]bool{}
+	var denials []policy.Denial
+	err := eachRun(func(id berm.SandboxID, p *egress.Policy) {
+		if p == nil {
+			return
+		}
+		if last = p; !all {
+			clear(ours)
+			denials = nil
+		}
+		ours[id] = true
+	}, func(line []byte) {
+		if d, id, ok := policy.ParseDenial(line); ok && ours[id] && len(denials) < maxDenials {
+			denials = append(denials, d)
+		}
+	})
 	if err != nil {
 		return nil, nil, err
+	}
+	if last == nil {
+		return nil, nil, berm.Errorf(berm.NotFound, "no berm run in this directory had a network that denies something").
+			WithHint("run it with --allow or --policy; a policy of the one line `version: 1` denies everything, and tells what was wanted")
+	}
+	p, err := compile.Policy(*last)
+	return p, denials, err
+}
+
+// eachRun reads the log of berm run, if there is one: do gets the runs of the project around the
+// working directory, with the policy of those that had a network, and other all other records.
+func eachRun(do func(berm.SandboxID, *egress.Policy), other func(line []byte)) error {
+	state, err := session.StateDir()
+	if err != nil {
+		return err
 	}
 	dir, err := os.Getwd()
 	if err == nil {
 		dir, err = filepath.EvalSymlinks(dir)
 	}
 	if err != nil {
-		return nil, nil, berm.Errorf(berm.Invalid, "the working directory: %w", err)
+		return berm.Errorf(berm.Invalid, "the working directory: %w", err)
 	}
 	type begin struct {
 		Sandbox berm.SandboxID
@@ -527,34 +558,20 @@ func lastRun(all bool) (*policy.Policy, []policy.Denial, error) {
 			Policy    *egress.Policy
 		}
 	}
-	var last *egress.Policy
-	ours := map[berm.SandboxID]bool{}
-	var denials []policy.Denial
 	err = eachLine(filepath.Join(state, "audit", "log.jsonl"), func(line []byte) {
-		if bytes.Contains(line, []byte(`"`+audit.SandboxCreate+`"`)) {
-			var b begin
-			if json.Unmarshal(line, &b) == nil && b.Type == audit.SandboxCreate && b.Data.Policy != nil && inside(dir, b.Data.Workspace) {
-				if last = b.Data.Policy; !all {
-					clear(ours)
-					denials = nil
-				}
-				ours[b.Sandbox] = true
-			}
+		if !bytes.Contains(line, []byte(`"`+audit.SandboxCreate+`"`)) {
+			other(line)
 			return
 		}
-		if d, id, ok := policy.ParseDenial(line); ok && ours[id] && len(denials) < maxDenials {
-			denials = append(denials, d)
+		var b begin
+		if json.Unmarshal(line, &b) == nil && b.Type == audit.SandboxCreate && inside(dir, b.Data.Workspace) {
+			do(b.Sandbox, b.Data.Policy)
 		}
 	})
-	if err != nil && berm.KindOf(err) != berm.NotFound {
-		return nil, nil, err
+	if berm.KindOf(err) == berm.NotFound {
+		return nil
 	}
-	if last == nil {
-		return nil, nil, berm.Errorf(berm.NotFound, "no berm run in this directory had a network that denies something").
-			WithHint("run it with --allow or --policy; a policy of the one line `version: 1` denies everything, and tells what was wanted")
-	}
-	p, err := compile.Policy(*last)
-	return p, denials, err
+	return err
 }
 
 // inside says whether a directory is a project or lies in it.

@@ -42,6 +42,7 @@ func queryAudit(cmd *cobra.Command) {
 	flags.BoolVar(&asJSON, "json", false, "print the records, one JSON object a line")
 	flags.BoolVarP(&follow, "follow", "f", false, "go on printing what comes")
 	completeFlag(cmd, "verdict", cobra.FixedCompletions([]cobra.Completion{"ok", "denied", "failed"}, cobra.ShellCompDirectiveNoFileComp))
+	completeFlag(cmd, "type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "sandbox", completeSandboxes())
 	cmd.Args = cli.UnknownCommand
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
@@ -61,13 +62,13 @@ func queryAudit(cmd *cobra.Command) {
 			_, err = index.Parse(q.Values()) // the server would say the same
 		}
 		if err != nil {
-			return cli.UsageError{Err: err}
+			return cli.UsageError{Err: berm.Errorf(berm.KindOf(err), "%w", err).WithHint("%s", auditHint)}
 		}
 		for _, t := range q.Types {
 			if !slices.ContainsFunc(audit.Types, func(known audit.Type) bool {
 				return string(known) == t || strings.HasPrefix(string(known), t+".")
 			}) {
-				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--type %q: there are no such records", t).WithHint("The types are %s.", typeList())}
+				return cli.UsageError{Err: berm.Errorf(berm.Invalid, "--type %q: there are no such records", t).WithHint("The types are %s.", strings.Join(typeNames(), ", "))}
 			}
 		}
 		log, err := logs.open(cmd)
@@ -93,13 +94,13 @@ func queryAudit(cmd *cobra.Command) {
 	}
 }
 
-// typeList names all types of records.
-func typeList() string {
+// typeNames are all types of records.
+func typeNames() []string {
 	names := make([]string, len(audit.Types))
 	for i, t := range audit.Types {
 		names[i] = string(t)
 	}
-	return strings.Join(names, ", ")
+	return names
 }
 
 // eachRecord finds records page by page.
@@ -123,6 +124,9 @@ func eachRecord(ctx context.Context, log records, q index.Query, follow bool, do
 	}
 }
 
+// auditHint points to the flags: berm audit is a command, and has commands below it.
+const auditHint = "`berm audit --help` lists the flags."
+
 // moment reads a time, as people write one, or how long ago it was.
 func moment(flag, s string, now time.Time) (time.Time, error) {
 	if s == "" {
@@ -136,7 +140,7 @@ func moment(flag, s string, now time.Time) (time.Time, error) {
 			return t, nil
 		}
 	}
-	return time.Time{}, cli.UsageError{Err: berm.Errorf(berm.Invalid, "--%s %q is no time: it must be one such as 2026-01-31, 2026-01-31 12:00, 2026-01-31T12:00:00Z, or 90m for 90 minutes ago", flag, s)}
+	return time.Time{}, cli.UsageError{Err: berm.Errorf(berm.Invalid, "--%s %q is no time: it must be one such as 2026-01-31, 2026-01-31 12:00, 2026-01-31T12:00:00Z, or 90m for 90 minutes ago", flag, s).WithHint("%s", auditHint)}
 }
 
 // printRecord prints a record for a person. Much of it is the sandbox's choice.

@@ -16,6 +16,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit/replay/view"
 	"github.com/berm-sandbox/berm/internal/audit/replay/web"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
@@ -25,11 +26,11 @@ func newReplayCommand() *cobra.Command {
 	var from, html, cast string
 	var speed float64
 	cmd := logs.add(&cobra.Command{
-		Use:   "replay SANDBOX",
+		Use:   "replay [SANDBOX]",
 		Short: "Show what happened in a sandbox, also after its end",
 		Long: `Show what the audit log tells of a sandbox on one clock: the terminals of its commands, its
 processes, files with what changed in them, connections with the verdict on each, and uses of
-credentials. The keys are shown; ? lists all.
+credentials. The keys are shown; ? lists all. Without SANDBOX it is the last berm run in this directory.
 
 When the output is no terminal, an account of it is printed: what was run, what changed, what
 was contacted, what was denied and why, and then all events in order. --html writes a page
@@ -38,13 +39,14 @@ a recording of each command's terminal for asciinema.
 
 Output of commands is shown by a terminal that does nothing but show: no title, clipboard,
 link or query of a program in the sandbox reaches yours.`,
-		Example: `  berm replay i0abcdefghijklmnopqrs
+		Example: `  berm replay
+  berm replay i0abcdefghijklmnopqrs
   berm replay --from 2m30s --speed 4 i0abcdefghijklmnopqrs
   berm replay --only net,credential i0abcdefghijklmnopqrs | less
   berm replay --html session.html --log session.zip i0abcdefghijklmnopqrs
   berm replay --cast casts i0abcdefghijklmnopqrs
   berm replay --json i0abcdefghijklmnopqrs | jq 'select(.outcome == "denied")'`,
-		Args:              cli.UsageArgs(cobra.ExactArgs(1)),
+		Args:              cli.UsageArgs(cobra.MaximumNArgs(1)),
 		ValidArgsFunction: completeFirstSandbox(),
 	})
 	flags := cmd.Flags()
@@ -56,7 +58,7 @@ link or query of a program in the sandbox reaches yours.`,
 	flags.StringVar(&cast, "cast", "", "write what each command printed to N.cast in this `DIRECTORY`,\nas asciicast v2")
 	completeFlag(cmd, "only", cobra.FixedCompletions(replay.Lanes, cobra.ShellCompDirectiveNoFileComp))
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		id, err := sandboxID(args[0])
+		id, err := replayed(cmd, &logs, args)
 		if err != nil {
 			return err
 		}
@@ -100,6 +102,27 @@ link or query of a program in the sandbox reaches yours.`,
 		return replay.Account(out, t, part, terminal.StyleFor(out))
 	}
 	return cmd
+}
+
+// replayed is the sandbox that is meant: that of the last berm run here, whose log is read then,
+// when none is named.
+func replayed(cmd *cobra.Command, logs *logFlags, args []string) (id berm.SandboxID, err error) {
+	if len(args) > 0 {
+		return sandboxID(args[0])
+	}
+	if logs.path != "" || cmd.Flags().Changed("context") {
+		return "", cli.UsageError{Err: berm.Errorf(berm.Invalid, "SANDBOX is missing").
+			WithHint("the last berm run in this directory is replayed without --log and --context; berm audit finds the ids in a log")}
+	}
+	logs.local = true
+	if err := eachRun(func(run berm.SandboxID, _ *egress.Policy) { id = run }, func([]byte) {}); err != nil {
+		return "", err
+	}
+	if id == "" {
+		return "", berm.Errorf(berm.NotFound, "there was no berm run in this directory").
+			WithHint("`berm audit --local` finds the ids of runs elsewhere, `berm ls` and `berm audit` those of a server's sandboxes")
+	}
+	return id, nil
 }
 
 // writeCasts writes an asciicast for each command whose output was kept.

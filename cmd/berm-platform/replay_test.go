@@ -146,6 +146,18 @@ func TestReplayOfARun(t *testing.T) {
 			t.Errorf("got %s", out)
 		}
 	}
+	if _, errs := s.output(1, "replay"); !strings.Contains(errs, "berm audit --local") { // /w is elsewhere
+		t.Errorf("got %s", errs)
+	}
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Add(audit.Record{Sandbox: evil, Trust: audit.TrustUser, Src: "local", Type: audit.SandboxCreate, Data: map[string]any{"argv": []string{"ls"}, "workspace": here}})
+	if out, _ := s.output(0, "replay"); !strings.Contains(out, string(evil)) || !strings.Contains(out, "of berm run") {
+		t.Errorf("got %s", out)
+	}
+	s.output(2, "replay", "--log", l.Dir)
 	if out, _ := s.output(0, "replay", string(told)); !strings.Contains(out, "of berm run") {
 		t.Errorf("got %s", out)
 	}
@@ -169,6 +181,9 @@ func TestAuditFinds(t *testing.T) {
 	count(0, "--since", "1h") // it was years ago
 	count(0, "--until", "2026-01-01")
 	count(3, "--path", "/workspace/main.go", "--until", "2026-12-31 23:59")
+	if _, errs := s.output(2, "audit", "--log", l.Dir, "--since", "foo"); !strings.Contains(errs, "lists the flags") {
+		t.Errorf("got %s", errs)
+	}
 	for _, wrong := range [][]string{{"--verdict", "x"}, {"--since", "x"}, {"--path", "x"}, {"--sandbox", "A/"}, {"word"}} {
 		s.output(2, append([]string{"audit", "--log", l.Dir}, wrong...)...)
 	}

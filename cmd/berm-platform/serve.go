@@ -78,7 +78,6 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.StringArrayVar(&c.AuditAnchors, "audit-anchor", nil, "append checkpoints of the audit log to this `FILE`, which should be\nout of this machine's reach; may be repeated")
 	flags.StringArrayVar(&c.AuditWitnesses, "audit-witness", nil, "send them to berm audit witness of another machine at this `URL`;\nmay be repeated")
 	flags.DurationVar(&c.AuditKeep, "audit-keep", 0, "how long records are kept at least, such as 720h; older ones are\nremoved in time (default: for ever)")
-	flags.Lookup("audit-keep").DefValue = ""
 	flags.Var((*cli.SizeFlag)(&c.AuditLimit), "audit-limit", "how much records and their content may take, such as 20GiB; the\noldest are removed in time (default: any amount)")
 	flags.StringSliceVar(&c.Record, "record", []string{serve.RecordOutput, serve.RecordProcesses, serve.RecordChanges}, "what goes into the audit log beside actions: output of commands,\nprocesses inside, changes on disk; \"\" is nothing of it")
 	flags.StringArrayVar(&c.Webhooks, "webhook", nil, "`URL` that gets events of sandboxes by POST, as CloudEvents; may be\nrepeated")

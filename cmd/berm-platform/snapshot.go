@@ -100,6 +100,9 @@ func newSnapshotsCommand() *cobra.Command {
 		Long:    `Delete snapshots. Without a tag all of the name go. Sandboxes that were made from them stay.`,
 		Example: `  berm snapshots rm before-migration`,
 		Args:    cli.UsageArgs(cobra.MinimumNArgs(1)),
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return snapshotCompletions(cmd, "", args), cobra.ShellCompDirectiveNoFileComp
+		},
 	})
 	remove.RunE = func(cmd *cobra.Command, args []string) error {
 		c, err := server(cmd)
@@ -174,7 +177,7 @@ func newRollbackCommand() *cobra.Command {
 goes on with the processes of the snapshot, or starts anew where that has files alone, with the same id. Take a snapshot before to be able to come back.`,
 		Example:           `  berm rollback i0abcdefghijklmnopqrs before-migration`,
 		Args:              cli.UsageArgs(cobra.ExactArgs(2)),
-		ValidArgsFunction: completeSandboxes(),
+		ValidArgsFunction: completeRollback,
 	})
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		c, id, err := serverAndSandbox(cmd, args[0])
