@@ -133,8 +133,12 @@ func TestSpecialAddressesStayClosed(t *testing.T) {
 			t.Errorf("reached: %v", r)
 		}
 		r.says(internetAddress+" is not the public internet (host): it stays denied unless --open opens it too",
-			"denied: www.example:80 (dns_private_answer): its address "+internetAddress+" is not public; --allow www.example:80 with --open "+internetAddress+" lets it through",
-			"denied: "+internetAddress+":80 (host): "+internetAddress+" is closed whatever is allowed; --allow "+internetAddress+":80 with --open "+internetAddress+" lets it through")
+			"denied: www.example:80 (dns_private_answer): its address "+internetAddress+" is not public; --open "+internetAddress+" lets it through",
+			"denied: "+internetAddress+":80 (host): "+internetAddress+" is closed whatever is allowed; --open "+internetAddress+" lets it through")
+		r = p.sh(fetch("http://www.example/", "http://"+internetAddress+"/"), "--allow", "www.example", "--allow", internetAddress, "--open", internetAddress)
+		if strings.Count(r.stdout, " 200\n") != 2 {
+			t.Errorf("not reached: %v", r)
+		}
 		p.sh("true", "--open", opened).refuses("--open "+opened+" opens nothing", "add --allow HOST")
 	})
 }

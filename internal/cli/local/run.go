@@ -1,6 +1,7 @@
 package local
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -535,7 +536,7 @@ func destination(e egress.Event) string {
 // remedy says why something was denied, or which flag lets it through beside those of allow.
 func remedy(e egress.Event, what string, allow []string) string {
 	opened := func(addr netip.Addr) string {
-		if slices.Contains(allow, what) || e.Name != "" && slices.Contains(allow, e.Name) {
+		if slices.Contains(allow, what) || slices.Contains(allow, cmp.Or(e.Name, e.Address)) {
 			return fmt.Sprintf("--open %s lets it through", addr)
 		}
 		return fmt.Sprintf("--allow %s with --open %s lets it through", what, addr)
@@ -608,7 +609,8 @@ func (f *runFlags) report(cmd *cobra.Command, r local.Result, notices []string) 
 	}
 	f.denied(cmd, r)
 	unreached(cmd, r.Unreached)
-	if terminal.Is(cmd.ErrOrStderr()) && f.offline(r) {
+	// A shell ends with the code of whatever was last typed into it.
+	if cmd.Name() == "run" && terminal.Is(cmd.ErrOrStderr()) && f.offline(r) {
 		_, _ = fmt.Fprintln(cmd.ErrOrStderr(), terminal.StyleFor(cmd.ErrOrStderr()).Dim("hint:"), "the command has no network; --allow HOST gives it")
 	}
 	if r.Session != "" {
