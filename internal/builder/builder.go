@@ -132,11 +132,11 @@ const (
 // template's id. Kinds: Invalid.
 func (b *Builder) New(r Request) (template.Build, error) {
 	name := strings.ToLower(r.Name[strings.LastIndex(r.Name, "/")+1:])
-	name, tag, tagged := strings.Cut(name, ":")
+	name, _, tagged := strings.Cut(name, ":")
 	tags := slices.Clone(r.Tags)
 	if tagged {
 		// A tag keeps its case, which the name does not have.
-		_, tag, _ = strings.Cut(r.Name, ":")
+		_, tag, _ := strings.Cut(r.Name, ":")
 		tags = append([]string{tag}, tags...)
 	}
 	if len(tags) == 0 {
