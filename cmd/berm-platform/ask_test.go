@@ -38,11 +38,11 @@ func TestNetAsk(t *testing.T) {
 	sc.key("y\ny")
 	question := egress.Event{Kind: egress.Asks, Name: "api.evil-example.co.uk", Port: 443, Protocol: "tcp", Rule: "rest", Detail: "all else", Duration: 60}
 	door.Ask(question)
+	sc.waitForNth("then no:", 1) // each is told by a goroutine of its own
 	second := question
 	second.Name = "second.example.com"
 	door.Ask(second)
 	door.Ask(question) // the same
-	sc.waitForNth("then no:", 1)
 	time.Sleep(50 * time.Millisecond)
 	sc.key("\n")
 	sc.waitForNth("One of the letters", 1)
