@@ -132,8 +132,14 @@ func (i IDs) String() string {
 	return strings.Join(parts, ", ")
 }
 
-// Root is the user of the host that root inside is, or the one that there is inside.
-func (i IDs) Root() int { return i.UIDs[0].Outside }
+// Root is the user of the host that root inside is, or the one that there is inside; 0 when nothing
+// is mapped.
+func (i IDs) Root() int {
+	for _, r := range i.UIDs {
+		return r.Outside
+	}
+	return 0
+}
 
 // HasGroup says whether a group id exists inside.
 func (i IDs) HasGroup(id int) bool {
