@@ -4,7 +4,9 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
+	"maps"
 	"path"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -79,26 +81,59 @@ func lostHistory(unit string, steps []*step) (reason string, lost bool) {
 	return "", false
 }
 
-// namedDeletions bounds how many files a reason names.
-const namedDeletions = 3
+// namedDeletions bounds how many files a reason names, and renameTotal the bytes that are read to
+// find those that only moved: files of any size cost a sandbox nothing.
+const (
+	namedDeletions = 3
+	renameTotal    = 1 << 30
+)
 
 // holdDeletions makes deletions wait for consent that leave less than half of the project's
 // files, or of those that git has of it. What only moved is not deleted.
 func (p *Plan) holdDeletions(ctx context.Context) error {
+	deleted := map[string]bool{}
+	for _, s := range p.steps {
+		if s.repo == "" && s.takes() && !s.wasDir() {
+			deleted[string(s.Path)] = true
+		}
+	}
+	if p.mostOf(deleted) == "" {
+		return nil
+	}
 	moved, err := p.renamed(ctx)
 	if err != nil {
 		return err
 	}
-	deleted := map[string]bool{}
-	var names []string
+	for s := range moved {
+		delete(deleted, string(s.Path))
+	}
+	most := p.mostOf(deleted)
+	if most == "" {
+		return nil
+	}
+	names := slices.Sorted(maps.Keys(deleted))
+	more := max(0, len(names)-namedDeletions)
+	names = names[:len(names)-more]
+	for i, name := range names {
+		names[i] = change.Quote(name)
+	}
+	list := strings.Join(names, ", ")
+	if more > 0 {
+		list += fmt.Sprintf(" and %d more", more)
+	}
 	for _, s := range p.steps {
-		if s.repo == "" && s.takes() && !s.wasDir() && !moved[s] {
-			deleted[string(s.Path)] = true
-			names = append(names, change.Quote(string(s.Path)))
+		if s.repo == "" && s.deletes() && s.planned() && !moved[s] {
+			s.refuse(Flagged, "the session deleted %s: %s", most, list)
+			s.unit = "."
 		}
 	}
+	return nil
+}
+
+// mostOf says of what the files that are deleted are more than half, or "".
+func (p *Plan) mostOf(deleted map[string]bool) string {
 	if len(deleted) <= fewDeletions {
-		return nil
+		return ""
 	}
 	gone, all := p.tracked(deleted)
 	what := "files that git has of the project"
@@ -107,24 +142,23 @@ func (p *Plan) holdDeletions(ctx context.Context) error {
 		what = "files of the project"
 	}
 	if 2*gone <= all {
-		return nil
+		return ""
 	}
-	list := strings.Join(names[:min(len(names), namedDeletions)], ", ")
-	if more := len(names) - namedDeletions; more > 0 {
-		list += fmt.Sprintf(" and %d more", more)
-	}
-	for _, s := range p.steps {
-		if s.repo == "" && s.deletes() && s.planned() && !moved[s] {
-			s.refuse(Flagged, "the session deleted %d of %d %s: %s", gone, all, what, list)
-			s.unit = "."
-		}
-	}
-	return nil
+	return fmt.Sprintf("%d of %d %s", gone, all, what)
 }
 
 // renamed finds the deletions of files whose content the plan brings elsewhere, each under a new
 // name of its own.
 func (p *Plan) renamed(ctx context.Context) (map[*step]bool, error) {
+	left := int64(renameTotal)
+	digest := func(t *tree, s *step, size int64) (sum [sha256.Size]byte, ok bool) {
+		if size > left {
+			return sum, false
+		}
+		left -= size
+		sum, err := t.digest(ctx, string(s.Path), size)
+		return sum, err == nil // else running the plan tells
+	}
 	deletions := map[int64][]*step{} // by size
 	for _, s := range p.steps {
 		if s.repo == "" && s.deletes() && s.planned() && s.Was.kind() == unix.S_IFREG {
@@ -137,27 +171,21 @@ func (p *Plan) renamed(ctx context.Context) (map[*step]bool, error) {
 		if s.repo != "" || s.Kind != change.Added || !s.planned() || !s.Mode.IsRegular() || deletions[s.Size] == nil {
 			continue
 		}
-		if sum, err := p.upper.digest(ctx, string(s.Path)); err == nil { // else running the plan tells
+		if sum, ok := digest(p.upper, s, s.Size); ok {
 			sums[sum]++
 			sizes[s.Size] = true
-		} else if ctx.Err() != nil {
-			return nil, ctx.Err()
 		}
 	}
 	moved := map[*step]bool{}
-	for size := range sizes {
+	for _, size := range slices.Sorted(maps.Keys(sizes)) {
 		for _, s := range deletions[size] {
-			sum, err := p.project.digest(ctx, string(s.Path))
-			if ctx.Err() != nil {
-				return nil, ctx.Err()
-			}
-			if err == nil && sums[sum] > 0 {
+			if sum, ok := digest(p.project, s, size); ok && sums[sum] > 0 {
 				sums[sum]--
 				moved[s] = true
 			}
 		}
 	}
-	return moved, nil
+	return moved, ctx.Err()
 }
 
 // tracked counts the files in the index of the project's repository, and those of them that

@@ -139,6 +139,26 @@ func TestMoved(t *testing.T) {
 	}
 }
 
+// TestMovedWithoutEnd: a file that costs a sandbox nothing is not read to its end.
+func TestMovedWithoutEnd(t *testing.T) {
+	f := newFixture(t)
+	f.write("project", map[string]string{"one": "1", "two": "2"})
+	f.write("session/upper", map[string]string{"new": "n"})
+	for _, name := range []string{"project/one", "session/upper/new"} {
+		if err := os.Truncate(filepath.Join(f.root, name), renameTotal+1); err != nil {
+			t.Skipf("no sparse files of 1 GiB in %s: %v", f.root, err)
+		}
+	}
+	f.begin()
+	f.whiteout("one", "two")
+	p, err := New(t.Context(), f.request())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	f.expect(byPath(p.Results()), map[string]Outcome{"new": Apply, "one": Flagged, "two": Flagged})
+}
+
 // TestReplacedDirectory keeps what lies in a directory when the link that was to replace it is held back.
 func TestReplacedDirectory(t *testing.T) {
 	f := newFixture(t)

@@ -201,22 +201,25 @@ func equal(ctx context.Context, a, b *tree, name string) (bool, error) {
 	return false, ctx.Err()
 }
 
-// digest is the SHA-256 of a regular file.
-func (t *tree) digest(ctx context.Context, name string) (sum [sha256.Size]byte, err error) {
-	f, _, err := t.file(name)
+// digest is the SHA-256 of a regular file of a size.
+func (t *tree) digest(ctx context.Context, name string, size int64) (sum [sha256.Size]byte, err error) {
+	f, st, err := t.file(name)
 	if err != nil {
 		return sum, err
 	}
 	defer f.Close()
+	if st.Size != size {
+		return sum, unix.EBUSY // it changes meanwhile
+	}
 	h := sha256.New()
-	for ctx.Err() == nil {
-		if _, err := io.CopyN(h, f, 1<<20); errors.Is(err, io.EOF) {
-			return [sha256.Size]byte(h.Sum(nil)), nil
-		} else if err != nil {
+	for left := size; left > 0 && ctx.Err() == nil; {
+		n, err := io.CopyN(h, f, min(left, 1<<20))
+		if err != nil {
 			return sum, err
 		}
+		left -= n
 	}
-	return sum, ctx.Err()
+	return [sha256.Size]byte(h.Sum(nil)), ctx.Err()
 }
 
 // bits are the bits of a mode that apply writes: neither set-user-ID nor set-group-ID.
