@@ -119,7 +119,6 @@ type Request struct {
 	// CPU in processors, Memory and Disk in bytes; 0 takes what templates have.
 	CPU          float64
 	Memory, Disk int64
-	Actor        audit.Actor
 }
 
 // The bounds of E2B's API.

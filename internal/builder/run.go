@@ -267,17 +267,24 @@ func (r *running) from(ctx context.Context, title string, t berm.Template, image
 	})
 }
 
-// provision is for Debian's and its like's tools, and for busybox's.
-const provision = `set -e
-if ! id user >/dev/null 2>&1; then
+// newUser has a function of the shell that makes a user $1 unless there is one, with Debian's and
+// its like's tools or with busybox's.
+const newUser = `set -e
+new_user() {
+	if id "$1" >/dev/null 2>&1; then return; fi
 	shell=/bin/sh
 	if [ -x /bin/bash ]; then shell=/bin/bash; fi
 	if command -v useradd >/dev/null; then
-		useradd --create-home --user-group --shell "$shell" user
+		useradd --create-home --user-group --shell "$shell" "$1"
 	else
-		adduser -D -s "$shell" user
+		adduser -D -s "$shell" "$1"
 	fi
-fi
+}
+`
+
+// provision gives an image what E2B's templates have.
+const provision = newUser + `
+new_user user
 mkdir -p /home/user /usr/local /code
 chown "$(id -u user):$(id -g user)" /home/user
 chmod 777 /usr/local /code
@@ -382,16 +389,8 @@ new_dirs() {
 const makeDirs = newDirs + `new_dirs "$1" "$2:$(id -gn "$2")"`
 
 // makeUser makes a user $1 unless there is one; $2 "true" lets it use sudo.
-const makeUser = `set -e
-if ! id "$1" >/dev/null 2>&1; then
-	shell=/bin/sh
-	if [ -x /bin/bash ]; then shell=/bin/bash; fi
-	if command -v useradd >/dev/null; then
-		useradd --create-home --user-group --shell "$shell" "$1"
-	else
-		adduser -D -s "$shell" "$1"
-	fi
-fi
+const makeUser = newUser + `
+new_user "$1"
 if [ "$2" = true ] && [ -d /etc/sudoers.d ]; then
 	echo "$1 ALL=(ALL:ALL) NOPASSWD: ALL" >"/etc/sudoers.d/$1"
 	chmod 440 "/etc/sudoers.d/$1"

@@ -49,7 +49,7 @@ func (a *API) newBuild(w http.ResponseWriter, r *http.Request) error {
 		return invalid("name is required")
 	}
 	b, err := a.Builder.New(builder.Request{
-		Name: in.Name, Tags: in.Tags, CPU: float64(in.CPUCount), Memory: in.MemoryMB << 20, Disk: in.MinFreeDiskMb << 20, Actor: actor(r),
+		Name: in.Name, Tags: in.Tags, CPU: float64(in.CPUCount), Memory: in.MemoryMB << 20, Disk: in.MinFreeDiskMb << 20,
 	})
 	if err != nil {
 		return err
