@@ -170,6 +170,10 @@ var choices = []struct {
 	{"d", "never in this sandbox", egress.Reply{Scope: egress.ScopeSandbox}, 0},
 }
 
+// readTime is how long a question is there before it can be answered: a letter that is on its way to
+// the terminal, or to the reader of it, while the question appears was meant for something else.
+const readTime = 300 * time.Millisecond
+
 // talk asks a person one question after the other.
 func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 	style := terminal.StyleFor(out)
@@ -180,9 +184,9 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 	}
 	lines := make(chan typed)
 	go func() {
-		for read := bufio.NewScanner(in); read.Scan(); {
+		for scanner := bufio.NewScanner(in); scanner.Scan(); {
 			select {
-			case lines <- typed{read.Text(), time.Now()}:
+			case lines <- typed{scanner.Text(), time.Now()}:
 			case <-ctx.Done():
 				return
 			}
@@ -192,23 +196,21 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 	var waiting []visit // the first is the one that is shown
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
-	var shown time.Time
+	var shown time.Time       // when the prompt was
+	var read <-chan time.Time // tells that the question has been there for long enough
 	var asked egress.Question // the one that is shown, whose prompt the cursor is at while prompt is set
 	var of *egress.Wire
 	prompt, told := false, 0
 	// next shows the first that waits, unless it is there.
 	next := func() {
 		if len(waiting) == 0 {
-			of, prompt = nil, false
+			of, prompt, read = nil, false, nil
 			return
 		}
 		if of != waiting[0].door || asked != waiting[0].Question {
-			asked, of = waiting[0].Question, waiting[0].door
-			prompt, told = true, left(waiting[0].Message)
+			asked, of, prompt = waiting[0].Question, waiting[0].door, false
 			printQuestion(out, style, waiting[0].Message)
-			// What was typed before the question was there is no answer to it.
-			_ = unix.IoctlSetInt(int(in.Fd()), unix.TCFLSH, unix.TCIFLUSH)
-			shown = time.Now()
+			read = time.After(readTime)
 		}
 	}
 	for {
@@ -218,6 +220,11 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-read:
+			// What was typed before is no answer to it.
+			_ = unix.IoctlSetInt(int(in.Fd()), unix.TCFLSH, unix.TCIFLUSH)
+			read, shown, prompt, told = nil, time.Now(), true, left(waiting[0].Message)
+			_, _ = fmt.Fprintf(out, "%2d s, then no: ", told)
 		case <-tick.C:
 			if prompt && left(waiting[0].Message) != told {
 				told = left(waiting[0].Message)
@@ -244,7 +251,7 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 			if !ok {
 				return nil
 			}
-			if len(waiting) == 0 || line.at.Before(shown) {
+			if len(waiting) == 0 || read != nil || line.at.Before(shown) {
 				continue
 			}
 			answered := false
@@ -304,7 +311,6 @@ func printQuestion(out io.Writer, style terminal.Style, m asking.Message) {
 	for _, c := range choices {
 		_, _ = fmt.Fprintf(out, "  %s  %s\n", style.Bold(c.key), c.text)
 	}
-	_, _ = fmt.Fprintf(out, "%2d s, then no: ", left(m))
 }
 
 func noteOf(reason string) string {

@@ -43,7 +43,6 @@ func TestNetAsk(t *testing.T) {
 	second.Name = "second.example.com"
 	door.Ask(second)
 	door.Ask(question) // the same
-	time.Sleep(50 * time.Millisecond)
 	sc.key("\n")
 	sc.waitForNth("One of the letters", 1)
 	quiet()
@@ -59,8 +58,9 @@ func TestNetAsk(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 	third := question
-	third.Name, third.Duration = "third.example.com", 0.3
+	third.Name, third.Duration = "third.example.com", 1
 	door.Ask(third)
+	sc.waitForNth("then no:", 3)
 	sc.waitForNth("nobody answered in time", 1)
 	time.Sleep(50 * time.Millisecond)
 	if n := strings.Count(sc.String(), "third.example.com"); n != 1 {

@@ -40,7 +40,8 @@ func Look(server *Server) Host {
 }
 
 // Diff lists what b has and a has not, with "+", what it lacks, with "-", and
-// what changed.
+// what changed. A descriptor that is closed since is no difference: a server looks at what
+// sandboxes of before have executed, for a moment.
 func (a Host) Diff(b Host) []string {
 	var diff []string
 	for _, key := range slices.Sorted(maps.Keys(b)) {
@@ -51,7 +52,7 @@ func (a Host) Diff(b Host) []string {
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(a)) {
-		if _, ok := b[key]; !ok {
+		if _, ok := b[key]; !ok && !strings.HasPrefix(key, "descriptor ") {
 			diff = append(diff, "- "+key+" "+a[key])
 		}
 	}
@@ -110,8 +111,10 @@ func mounts(host Host, pid string) {
 	}
 }
 
+// descriptors records what a process has open, and how often: numbers are used again.
 func descriptors(host Host, pid string) {
 	entries, _ := os.ReadDir("/proc/" + pid + "/fd")
+	count := map[string]int{}
 	for _, entry := range entries {
 		target, err := os.Readlink("/proc/" + pid + "/fd/" + entry.Name())
 		// A client's idle connection is no leak of a sandbox, nor is one more
@@ -119,7 +122,8 @@ func descriptors(host Host, pid string) {
 		if err != nil || strings.HasPrefix(target, "socket:") || strings.Contains(target, "/berm.db") {
 			continue
 		}
-		host["descriptor "+entry.Name()] = target
+		count[target]++
+		host[fmt.Sprintf("descriptor %s, number %d", target, count[target])] = ""
 	}
 }
 

@@ -68,6 +68,7 @@ type Tracer struct {
 	ring     *ebpf.Map
 	reader   *ringbuf.Reader
 	links    []link.Link
+	ended    ends // of the caller of Read
 }
 
 // New loads the programs. Kind Unsupported names what the host lacks: rights, BTF, or a kernel
@@ -163,10 +164,45 @@ func (t *Tracer) Read() (Event, error) {
 		if err != nil {
 			return Event{}, err
 		}
-		if e, ok := parse(record.RawSample); ok {
+		if e, ok := parse(record.RawSample); ok && t.ended.first(e) {
 			return e, nil
 		}
 	}
+}
+
+// ends are processes that have ended: the last ones, and those before.
+//
+// Before its tracepoint a thread that ends takes itself off the number of living ones (do_exit in the
+// kernel's exit.c), so the last two of a process can both find there that none is left, and the
+// programs tell of its end twice. Its number goes to no other process before both are past it.
+type ends struct{ last, before map[process]struct{} }
+
+type process struct {
+	namespace uint32
+	pid       int
+}
+
+// maxEnds bounds either part. What lies between both ends of one process is far less.
+const maxEnds = 10_000
+
+// first is false for the second end of a process.
+func (s *ends) first(e Event) bool {
+	p := process{e.Namespace, e.PID}
+	if e.Kind != Exit { // a new process of this number
+		delete(s.last, p)
+		delete(s.before, p)
+		return true
+	}
+	_, last := s.last[p]
+	_, before := s.before[p]
+	if last || before {
+		return false
+	}
+	if s.last == nil || len(s.last) == maxEnds {
+		s.before, s.last = s.last, map[process]struct{}{}
+	}
+	s.last[p] = struct{}{}
+	return true
 }
 
 // parse reads an event as the programs lay it out.

@@ -140,6 +140,61 @@ import time; time.sleep(9)'; true`)
 	}
 }
 
+// A process whose threads all end at once ends once.
+func TestThreadsEndAtOnce(t *testing.T) {
+	tr := open(t)
+	python, err := exec.LookPath("/usr/bin/python3")
+	if err != nil {
+		t.Skip("no python3 here")
+	}
+	const processes = 300
+	all := inside(t, tr, fmt.Sprintf(python+` -c 'import threading,os,time
+for i in range(%d):
+  if os.fork()==0:
+    for j in range(4): threading.Thread(target=time.sleep,args=(9,),daemon=True).start()
+    os._exit(0)
+  os.wait()'; true`, processes))
+	ends := map[int]int{}
+	for _, e := range all {
+		if e.Kind == Exit {
+			ends[e.PID]++
+		}
+	}
+	for pid, n := range ends {
+		if n != 1 {
+			t.Errorf("process %d ended %d times", pid, n)
+		}
+	}
+	if len(ends) != processes+2 {
+		t.Errorf("%d ends", len(ends))
+	}
+}
+
+func TestEndsOnce(t *testing.T) {
+	var s ends
+	check := func(want bool, e Event) {
+		t.Helper()
+		if got := s.first(e); got != want {
+			t.Errorf("%+v: %v", e, got)
+		}
+	}
+	check(true, Event{Kind: Exit, Namespace: 1, PID: 2})
+	check(false, Event{Kind: Exit, Namespace: 1, PID: 2})
+	check(true, Event{Kind: Exit, Namespace: 2, PID: 2})
+	for i := range maxEnds {
+		check(true, Event{Kind: Exit, Namespace: 3, PID: i})
+	}
+	check(false, Event{Kind: Exit, Namespace: 2, PID: 2})
+	check(true, Event{Kind: Fork, Namespace: 2, PID: 2})
+	check(true, Event{Kind: Exit, Namespace: 2, PID: 2})
+	for i := range 3 * maxEnds {
+		check(true, Event{Kind: Exit, Namespace: 4, PID: i})
+	}
+	if n := len(s.last) + len(s.before); n > 2*maxEnds {
+		t.Errorf("%d are kept", n)
+	}
+}
+
 // Others are not followed.
 func TestOthers(t *testing.T) {
 	tr := open(t)
