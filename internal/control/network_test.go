@@ -392,7 +392,7 @@ func TestInspection(t *testing.T) {
 	}
 	select {
 	case <-l.Done():
-	case <-time.After(time.Second):
+	case <-time.After(10 * time.Second):
 		t.Error("the broker knows a dead sandbox")
 	}
 }

@@ -715,7 +715,7 @@ func ended(t *testing.T, out *http.Request) {
 	t.Helper()
 	select {
 	case <-out.Context().Done():
-	case <-time.After(time.Second):
+	case <-time.After(10 * time.Second):
 		t.Fatal("the request goes on")
 	}
 }
@@ -744,7 +744,7 @@ func TestRevocation(t *testing.T) {
 		t.Fatal(err)
 	}
 	ended(t, gone)
-	if d := time.Since(start); d > time.Second {
+	if d := time.Since(start); d > 10*time.Second {
 		t.Errorf("it took %v", d)
 	}
 	if !errors.Is(context.Cause(gone.Context()), errRevoked) || kept.Context().Err() != nil {

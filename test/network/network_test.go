@@ -280,12 +280,12 @@ func TestChanges(t *testing.T) {
 	kept, ended, named := flow(t, ctx, sandbox, one), flow(t, ctx, sandbox, eight), flow(t, ctx, sandbox, "files.example.com")
 	since := time.Now()
 	put(network(nil, []string{eight}))
-	ended.cut(t, since, time.Second)
-	named.cut(t, since, time.Second) // its name is an address that is denied now
+	ended.cut(t, since, 10*time.Second)
+	named.cut(t, since, 10*time.Second) // its name is an address that is denied now
 	kept.goesOn(t)
 	since = time.Now()
 	put(network(nil, all))
-	kept.cut(t, since, time.Second)
+	kept.cut(t, since, 10*time.Second)
 	expect(t, ctx, sandbox, map[string]bool{"https://1.1.1.1/": false})
 	put(object{})
 	expect(t, ctx, sandbox, map[string]bool{"https://1.1.1.1/": true, "https://8.8.8.8/": true})
@@ -346,7 +346,7 @@ func TestChanges(t *testing.T) {
 	if err := s.Call(ctx, "PUT", "/berm/v1/sandboxes/"+sandbox.ID+"/network", rawJSON(policy), nil); err != nil {
 		t.Fatal(err)
 	}
-	flow(t, ctx, sandbox, one).cut(t, since, 3*time.Second)
+	flow(t, ctx, sandbox, one).cut(t, since, 20*time.Second)
 
 	// The end of a sandbox is the end of its flows.
 	put(object{})
@@ -466,7 +466,7 @@ for a in ["%s"] * 10 + ["%s"] * 10 + ["10.9.9.9", "169.254.169.254", "100.64.9.9
 	if err := syscall.Kill(service(t), syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	l.cut(t, since, 5*time.Second)
+	l.cut(t, since, 20*time.Second)
 }
 
 // A service that hangs is ended, and what it did begins anew.

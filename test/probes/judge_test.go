@@ -214,7 +214,7 @@ func (j *judge) run(v venue, probe Probe, user string) (verdict Verdict, why, ou
 	err = b.kill(ctx)
 	killed := time.Since(start)
 	var left []string
-	for deadline := time.Now().Add(2 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		if left = before.Diff(v.look()); len(left) == 0 || time.Now().After(deadline) {
 			break
 		}
@@ -256,7 +256,7 @@ func (j *judge) run(v venue, probe Probe, user string) (verdict Verdict, why, ou
 		return Degraded, harmed, output
 	case err != nil:
 		return Degraded, "kill: " + err.Error(), output
-	case killed > 2*time.Second:
+	case killed > 20*time.Second:
 		return Degraded, fmt.Sprintf("kill took %v", killed), output
 	case len(left) > 0:
 		return Degraded, "left behind:\n" + strings.Join(left, "\n"), output

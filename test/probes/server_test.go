@@ -148,7 +148,7 @@ func (s *server) watch(ctx context.Context, abuse bool) (harm func() string) {
 			return "the server died:\n" + s.Log()
 		case err != nil:
 			return "the neighbour: " + err.Error()
-		case waited > 5*time.Second:
+		case waited > 15*time.Second:
 			return fmt.Sprintf("the neighbour waited %v", waited)
 		case grown > 128<<20:
 			return fmt.Sprintf("the server grew by %d MiB", grown>>20)

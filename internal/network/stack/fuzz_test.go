@@ -130,7 +130,7 @@ func TestAHandshakeThatIsNotFinished(t *testing.T) {
 			eventually(t, "the flow is forgotten", func() bool { return len(s.Flows()) == 0 })
 		}
 		s.Close()
-		if took := time.Since(begin); took > time.Second {
+		if took := time.Since(begin); took > 10*time.Second {
 			t.Errorf("%s took %v", end, took)
 		}
 	}
