@@ -108,12 +108,12 @@ func (w *world) create(t testing.TB, change ...func(*CreateRequest)) Sandbox {
 // eventually waits for a condition that another goroutine brings about.
 func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
 		if holds() {
 			return
 		}
 	}
-	t.Fatal("not within 5 s: " + what)
+	t.Fatal("not in time: " + what)
 }
 
 func wantKind(t testing.TB, err error, kind berm.Kind) {

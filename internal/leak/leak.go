@@ -30,13 +30,13 @@ type Scope struct {
 type Snapshot map[string]bool
 
 // Check takes a snapshot and fails the test at its end when there is more then. What
-// the kernel takes away a little late gets two seconds.
+// the kernel takes away a little late gets ten seconds.
 func Check(t testing.TB, scope Scope) {
 	t.Helper()
 	before := Take(scope)
 	t.Cleanup(func() {
 		var left []string
-		for end := time.Now().Add(2 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		for end := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 			left = Take(scope).Since(before)
 			if len(left) == 0 {
 				return

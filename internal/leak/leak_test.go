@@ -42,7 +42,7 @@ func TestFindsWhatIsLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	var left []string
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		left = Take(scope).Since(before)
 		if strings.Count(strings.Join(left, "\n"), "(sleep)") == 2 {
 			break
@@ -66,7 +66,7 @@ func TestFindsWhatIsLeft(t *testing.T) {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	_ = shell.Wait()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if left = Take(scope).Since(before); len(left) == 0 {
 			return
 		}

@@ -108,7 +108,7 @@ func (c crash) run(t *testing.T, ctx context.Context, s *harness.Server) {
 	if err := s.Call(ctx, c.method, path, c.body, nil); err == nil {
 		t.Errorf("%s was not reached", c.point)
 	}
-	for end := time.Now().Add(5 * time.Second); s.Alive() && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); s.Alive() && time.Now().Before(end); {
 		time.Sleep(5 * time.Millisecond)
 	}
 	s.Crash()

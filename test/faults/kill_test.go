@@ -345,7 +345,7 @@ func TestKillsLocal(t *testing.T) {
 				t.Errorf("not told: %q", told)
 			}
 			// The control group of a berm that is killed is left to later runs.
-			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+			for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
 				left := slices.DeleteFunc(before.Diff(harness.Look(nil)), func(what string) bool { return strings.HasPrefix(what, "+ cgroup ") })
 				if len(left) == 0 {
 					break

@@ -70,7 +70,7 @@ func cycles(t *testing.T, server *harness.Server, n, atOnce int) {
 	if len(failed) > 0 {
 		t.Errorf("%d of %d cycles failed, the first: %v\n%s", len(failed), n, failed[0], server.Log())
 	}
-	if left := before.Settle(server, 5*time.Second); len(left) > 0 {
+	if left := before.Settle(server, 30*time.Second); len(left) > 0 {
 		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 	}
 }
@@ -192,7 +192,7 @@ func TestRandomDeaths(t *testing.T) {
 	if err := server.KillAll(ctx); err != nil {
 		t.Fatal(err)
 	}
-	if left := before.Settle(nil, 5*time.Second); len(left) > 0 {
+	if left := before.Settle(nil, 30*time.Second); len(left) > 0 {
 		// The server itself was started again, and its network service: their processes differ.
 		left = slices.DeleteFunc(left, func(line string) bool {
 			return strings.Contains(line, "(berm-platform") || strings.Contains(line, "(egressd)") || strings.Contains(line, fmt.Sprint("process ", server.PID(), "."))

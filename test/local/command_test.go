@@ -322,7 +322,7 @@ func alive(mark string) (pids []int) {
 // gone waits until no process with the mark lives.
 func gone(t *testing.T, mark string) {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); len(alive(mark)) > 0; time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); len(alive(mark)) > 0; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Errorf("%v live", alive(mark))
 			return

@@ -83,7 +83,7 @@ func TestAskAndLimits(t *testing.T) {
 		Events []struct{ Action, Reason, Detail string }
 	}
 	reasons := map[string]bool{}
-	for end := time.Now().Add(3 * time.Second); (!reasons["ask"] || !reasons["limit"]) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); (!reasons["ask"] || !reasons["limit"]) && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err := s.Call(ctx, "GET", at+"/log", nil, &log); err != nil {
 			t.Fatal(err)
 		}

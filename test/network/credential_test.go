@@ -175,7 +175,7 @@ func TestCredentials(t *testing.T) {
 	if err := sandbox.Kill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	closed(t, time.Second, site)
+	closed(t, 20*time.Second, site)
 }
 
 // The commands store secrets from standard input and make sandboxes with them.

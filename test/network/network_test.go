@@ -328,7 +328,7 @@ func TestChanges(t *testing.T) {
 		Events []struct{ Action, Reason, Address, Revision string }
 	}
 	found := false
-	for end := time.Now().Add(2 * time.Second); !found && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !found && time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		if err := s.Call(ctx, "GET", "/berm/v1/sandboxes/"+sandbox.ID+"/network/log", nil, &log); err != nil {
 			t.Fatal(err)
 		}
@@ -354,7 +354,7 @@ func TestChanges(t *testing.T) {
 	if err := sandbox.Kill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	closed(t, time.Second, one)
+	closed(t, 20*time.Second, one)
 }
 
 // closed waits until no connection to an address is open.
@@ -379,7 +379,7 @@ func (r rawJSON) MarshalJSON() ([]byte, error) { return []byte(r), nil }
 // service is the network service's process.
 func service(t *testing.T) int {
 	t.Helper()
-	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		if pids := harness.Processes("berm\x00egressd"); len(pids) == 1 {
 			return pids[0]
 		}
@@ -439,7 +439,7 @@ for a in ["%s"] * 10 + ["%s"] * 10 + ["10.9.9.9", "169.254.169.254", "100.64.9.9
 	time.Sleep(300 * time.Millisecond)
 	pid := service(t)
 	s.Crash()
-	for end := time.Now().Add(2 * time.Second); syscall.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); syscall.Kill(pid, 0) == nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Error("the service outlives its server")
 			break
@@ -517,7 +517,7 @@ func TestServiceKeepsNothing(t *testing.T) {
 	cycle(3)
 	before := harness.Descriptors(pid)
 	t.Logf("attaching took %s", cycle(10))
-	for end := time.Now().Add(3 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		after := harness.Descriptors(pid)
 		if after <= before {
 			return
@@ -574,7 +574,7 @@ func TestMetrics(t *testing.T) {
 		fmt.Sprintf(`berm_sandbox_network_bytes_total{direction="down",sandbox="%s"} `, sandbox.ID),
 	}
 	var text string
-	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
 		text = scrape(t, ctx, s)
 		missing := false
 		for _, line := range want {

@@ -273,7 +273,7 @@ func (w *world) judgement(probe Probe, records func() []byte) (Verdict, string) 
 			return Unknown, fmt.Sprintf("%s was not asked for, but %q", want, slices.Compact(passed))
 		}
 	}
-	for deadline := time.Now().Add(3 * time.Second); ; time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(50 * time.Millisecond) {
 		denied, why := w.recorded(records())
 		if why != "" {
 			return Escaped, why

@@ -518,7 +518,7 @@ func use(u *user) (unlimited map[string]string) {
 		return strings.Join(dirs, " ")
 	})
 	u.end()
-	left := slices.DeleteFunc(before.Settle(nil, 5*time.Second), func(what string) bool {
+	left := slices.DeleteFunc(before.Settle(nil, 30*time.Second), func(what string) bool {
 		return strings.HasSuffix(strings.TrimSpace(what), "/laptop/berm") // the parent of sandboxes' groups stays
 	})
 	if len(left) > 0 {

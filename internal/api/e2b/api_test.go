@@ -706,7 +706,7 @@ func TestMetricsAndLogs(t *testing.T) {
 	s := w.create(`{"templateID":"base"}`)
 	at := "/sandboxes/" + string(s.SandboxID)
 	var metrics []metric
-	for end := time.Now().Add(5 * time.Second); len(metrics) == 0 && time.Now().Before(end); {
+	for end := time.Now().Add(30 * time.Second); len(metrics) == 0 && time.Now().Before(end); {
 		w.want(200, "GET", at+"/metrics", "").into(t, &metrics)
 	}
 	if len(metrics) == 0 || metrics[0].CPUCount != 2 || metrics[0].MemTotal != 1<<30 {

@@ -491,7 +491,7 @@ func TestWebSocket(t *testing.T) {
 		}
 	}
 	w.sessions.Kill(t.Context(), s.ID, audit.Actor{})
-	conn.SetReadDeadline(time.Now().Add(time.Second))
+	conn.SetReadDeadline(time.Now().Add(30 * time.Second))
 	if _, err := buf.ReadString('\n'); err == nil || errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("after kill: %v", err)
 	}
@@ -740,7 +740,7 @@ func TestIdleConnectionsAreBounded(t *testing.T) {
 		t.Error("more than 3 idle connections per sandbox")
 	}
 	w.sessions.Kill(t.Context(), s.ID, audit.Actor{})
-	for end := time.Now().Add(time.Second); ; time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 		w.router.mu.Lock()
 		n := len(w.router.lines)
 		w.router.mu.Unlock()

@@ -69,7 +69,7 @@ func TestSandboxesKeepTheirClaim(t *testing.T) {
 				t.Errorf("the ids of a living sandbox were given away: %v, %v", ok, err)
 			}
 			end(t, s)
-			for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
+			for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(time.Millisecond) {
 				ok, err := other.Take(spec.IDs)
 				if err != nil {
 					t.Fatal(err)

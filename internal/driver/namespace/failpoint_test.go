@@ -125,7 +125,7 @@ func TestServerDies(t *testing.T) {
 				t.Fatalf("%v: %s", err, out)
 			}
 			var ids []berm.SandboxID
-			for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+			for end := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 				if ids, err = d.List(t.Context()); err != nil || len(ids) != 1 {
 					t.Fatalf("%v, %v", ids, err)
 				}

@@ -352,7 +352,7 @@ func TestPolledWatcher(t *testing.T) {
 	}
 	write(t, dir+"/d/f", "x")
 	var names []string
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline) && len(names) < 3; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline) && len(names) < 3; time.Sleep(10 * time.Millisecond) {
 		evs, err := poll()
 		if err != nil {
 			t.Fatal(err)
@@ -390,7 +390,7 @@ func TestPolledWatcherOverflows(t *testing.T) {
 		os.Mkdir(dir+"/x", 0o755)
 		os.Remove(dir + "/x")
 	}
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := c.GetWatcherEvents(t.Context(), req); err != nil {
 			if connect.CodeOf(err) != connect.CodeInternal || !strings.Contains(err.Error(), "lost") {
 				t.Errorf("got %v", err)

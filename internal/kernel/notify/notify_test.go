@@ -190,7 +190,7 @@ func TestEach(t *testing.T) {
 			t.Errorf("%s: %d", name, n)
 		}
 	}
-	for end := time.Now().Add(5 * time.Second); descriptors(t) > before; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); descriptors(t) > before; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
 		}

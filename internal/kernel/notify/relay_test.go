@@ -81,7 +81,7 @@ func TestRelay(t *testing.T) {
 			t.Errorf("a%d: %d", i, n)
 		}
 	}
-	for end := time.Now().Add(5 * time.Second); descriptors(t) > before; time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); descriptors(t) > before; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatalf("%d descriptors, %d before", descriptors(t), before)
 		}

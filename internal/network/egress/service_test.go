@@ -177,7 +177,7 @@ func TestServiceIsStartedAgain(t *testing.T) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(5 * time.Second); s.Starts() == 1; {
+	for end := time.Now().Add(30 * time.Second); s.Starts() == 1; {
 		err := attach(t, s, wrong)
 		if s.Starts() == 1 && err != nil && berm.KindOf(err) != berm.Unavailable && berm.KindOf(err) != berm.Invalid {
 			t.Errorf("while it dies: %v", err)

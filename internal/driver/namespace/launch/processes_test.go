@@ -35,7 +35,7 @@ func TestMeasure(t *testing.T) {
 		t.Fatal(err)
 	}
 	var u berm.Usage
-	for end := time.Now().Add(5 * time.Second); u.PIDs != 4 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); u.PIDs != 4 && time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 		u = berm.Usage{}
 		measure(cmd.Process.Pid, &u)
 	}
