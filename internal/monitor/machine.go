@@ -11,9 +11,8 @@ import (
 
 // Wall is what a level does for one living sandbox.
 type Wall interface {
-	// Freeze stops every process where it is; Thaw lets them go on. Briefly is for a moment, in
-	// which what carries them may run.
-	Freeze(briefly bool) error
+	// Freeze stops every process where it is; Thaw lets them go on.
+	Freeze() error
 	Thaw() error
 	// Snapshot saves the files of frozen processes into a directory.
 	Snapshot(dir string) (berm.Saved, error)
@@ -68,7 +67,7 @@ func (m *Machine) Pause() error {
 	}
 	m.still.Lock()
 	defer m.still.Unlock()
-	err := m.wall.Freeze(false)
+	err := m.wall.Freeze()
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.status.State != berm.Pausing || m.reason != "" { // killed meanwhile
@@ -126,7 +125,7 @@ func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error
 		}
 		saved, err = m.wall.Checkpoint(dir)
 		saved.Stopped = 0
-		return saved, m.orKill(err, m.wall.Freeze(false))
+		return saved, m.orKill(err, m.wall.Freeze())
 	case status.State != berm.Running:
 		return saved, berm.Errorf(berm.Conflict, "the sandbox is %s", status.State)
 	}
@@ -135,7 +134,7 @@ func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error
 		return saved, m.orKill(err, nil)
 	}
 	begin := time.Now()
-	if err = m.wall.Freeze(true); err == nil {
+	if err = m.wall.Freeze(); err == nil {
 		saved, err = m.wall.Snapshot(dir)
 	}
 	err = m.orKill(err, m.wall.Thaw())
@@ -149,6 +148,9 @@ func (m *Machine) orKill(err, back error) error {
 	if back != nil && m.Reason() == "" {
 		m.Kill(berm.ReasonCrash)
 		err = errors.Join(err, back)
+	}
+	if m.Reason() != "" && berm.KindOf(err) != berm.NotFound && err != nil {
+		return berm.Errorf(berm.NotFound, "the sandbox is dead: %w", err)
 	}
 	if m.Reason() != "" {
 		return gone()

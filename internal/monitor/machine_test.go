@@ -20,7 +20,7 @@ type wall struct {
 	once   sync.Once
 }
 
-func (w *wall) Freeze(bool) error {
+func (w *wall) Freeze() error {
 	if w.freeze != nil {
 		return w.freeze()
 	}

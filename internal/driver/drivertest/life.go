@@ -306,9 +306,10 @@ var lifeCases = []testCase{
 			t.Fatal(err)
 		}
 		time.Sleep(300 * time.Millisecond)
+		// What carries it, as gVisor does, may look now and then whether there is something to do.
 		after, err := s.Usage(testContext(t))
-		if err != nil || after.CPUTime != before.CPUTime {
-			t.Errorf("a paused sandbox used the processor: %v, then %v, %v", before.CPUTime, after.CPUTime, err)
+		if used := after.CPUTime - before.CPUTime; err != nil || used > after.At.Sub(before.At)/10 {
+			t.Errorf("a paused sandbox used the processor for %v of %v, %v", used, after.At.Sub(before.At), err)
 		}
 		if err := s.Resume(testContext(t), time.Time{}); err != nil {
 			t.Fatal(err)

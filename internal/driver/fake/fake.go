@@ -234,8 +234,8 @@ func (i *inmate) Checkpoint(dir string) (berm.Saved, error) {
 	return saved, errors.Join(err, os.WriteFile(filepath.Join(dir, "memory"), nil, 0o600))
 }
 
-func (i *inmate) Freeze(bool) error { return nil }
-func (i *inmate) Thaw() error       { return nil }
+func (i *inmate) Freeze() error { return nil }
+func (i *inmate) Thaw() error   { return nil }
 
 // Usage makes numbers up that grow.
 func (i *inmate) Usage() (berm.Usage, error) {

@@ -816,29 +816,21 @@ func (s *Sandbox) explain(err error) error {
 	return berm.Errorf(berm.Internal, "set up the sandbox: %w", err)
 }
 
-// Freeze stops every process. Those inside gVisor it stops itself, and for a moment that is all:
-// where a process that carries one of them is frozen and goes on, what it carries may be killed.
-func (s *Sandbox) Freeze(briefly bool) error {
-	if s.order.GVisor == nil {
-		return s.group.Freeze(context.Background())
+// Freeze stops every process. Those inside gVisor it stops itself, and that is all: where a process of
+// the host that carries one of them is frozen and goes on, what it carries may be killed.
+func (s *Sandbox) Freeze() error {
+	if s.order.GVisor != nil {
+		return s.still(true)
 	}
-	err := s.still(true)
-	if err != nil || briefly {
-		return err
-	}
-	if err = s.group.Freeze(context.Background()); err != nil {
-		err = errors.Join(err, s.still(false))
-	}
-	return err
+	return s.group.Freeze(context.Background())
 }
 
 // Thaw lets every process go on.
 func (s *Sandbox) Thaw() error {
-	err := s.group.Thaw(context.Background())
-	if err == nil && s.order.GVisor != nil {
-		err = s.still(false)
+	if s.order.GVisor != nil {
+		return s.still(false)
 	}
-	return err
+	return s.group.Thaw(context.Background())
 }
 
 // still has gVisor stop what runs inside, or lets it go on, unless it is so. Callers take turns.

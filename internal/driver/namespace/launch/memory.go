@@ -134,7 +134,7 @@ const callPatience = 4 * time.Minute
 func (s *Sandbox) call(method string, arg any, files []*os.File) error {
 	failed := func(err error) error {
 		if s.ending.Load() {
-			return berm.Errorf(berm.NotFound, "the sandbox is dead")
+			return berm.Errorf(berm.NotFound, "the sandbox is dead: %s: %w", method, err)
 		}
 		return fault("have gVisor do "+method, err)
 	}
