@@ -471,6 +471,10 @@ func TestLostMonitor(t *testing.T) {
 	}
 	w.engine.RestartAgent(kept.ID)
 	eventually(t, "agent.lost", func() bool { return strings.Contains(w.audit.types(kept.ID), "agent.lost") })
+	// Also when nobody could hear of it.
+	w.engine.LoseMonitor(kept.ID)
+	w.engine.RestartAgent(kept.ID)
+	eventually(t, "agent.lost again", func() bool { return strings.Count(w.audit.types(kept.ID), "agent.lost") == 2 })
 	w.engine.Fail(func(id berm.SandboxID, method string) error {
 		if id == dead.ID && method == "Open" {
 			return berm.Errorf(berm.NotFound, "no monitor")

@@ -453,29 +453,40 @@ func (s *session) observe(status berm.Status) bool {
 		s.ended(*status.Exit)
 		return true
 	}
+	s.follow(status)
 	s.mu.Lock()
-	lost := status.Agent > s.agent && s.agent > 0
-	s.agent = max(s.agent, status.Agent)
 	paused := status.State == berm.Paused && s.info.State == berm.Running
 	s.mu.Unlock()
-	if lost {
-		s.m.tell(s.info.ID, system, audit.AgentLost, audit.OK, "", map[string]any{"generation": status.Agent})
-		s.log("warn", "The guest agent ended and was started again", nil)
-	}
 	if paused {
 		s.check(s.m.ctx)
 	}
 	return false
 }
 
-// check looks whether the sandbox was paused by its deadline. A report alone is no
+// follow tells that the guest agent was started again.
+func (s *session) follow(status berm.Status) {
+	s.mu.Lock()
+	lost := status.Agent > s.agent && s.agent > 0
+	s.agent = max(s.agent, status.Agent)
+	s.mu.Unlock()
+	if lost {
+		s.m.tell(s.info.ID, system, audit.AgentLost, audit.OK, "", map[string]any{"generation": status.Agent})
+		s.log("warn", "The guest agent ended and was started again", nil)
+	}
+}
+
+// check looks what no report told of: another agent, a pause by the deadline. A report alone is no
 // proof: it may be older than a resume.
 func (s *session) check(ctx context.Context) {
 	s.mu.Lock()
 	before := s.changed
 	s.mu.Unlock()
 	status, err := s.current().Status(ctx)
-	if err != nil || status.State != berm.Paused {
+	if err != nil {
+		return
+	}
+	s.follow(status)
+	if status.State != berm.Paused {
 		return
 	}
 	s.mu.Lock()

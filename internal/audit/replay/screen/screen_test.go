@@ -152,8 +152,14 @@ func TestHostileOutputIsCheap(t *testing.T) {
 		"\x1b[J", "\x1b[2J", "\x1b[L", "\x1b[M", "\x1b[S", "\x1b[T", "\x1b[9999X", "\x1b[9999P", "\x1b[9999@", "\x1b[9999bx",
 		"\x1b[41m\x1b[2K", "x\x1b[9999b", "\x1b[?1049h\x1b[?1049l", "\x1bM", "\x1bc", "\x1b[500Gx\x1b[J", "\x1b[9999Z", "\x1b[9999I",
 	} {
-		if c := cost(strings.Repeat(unit, 1<<16/len(unit))); c > 300*plain {
-			t.Errorf("%q costs %s a MiB, an ordinary line %s", unit, c, plain)
+		c := cost(strings.Repeat(unit, 1<<16/len(unit)))
+		for range 3 { // the machine does other things too
+			if c > 300*plain {
+				c = min(c, cost(strings.Repeat(unit, 1<<16/len(unit))))
+			}
+		}
+		if c > 300*plain {
+			t.Errorf("%q costs %s, an ordinary line %s", unit, c, plain)
 		}
 	}
 }
