@@ -62,13 +62,12 @@ const (
 	CredentialLeak   Type = "credential.leak"   // it did not: the secret itself came from inside
 	CredentialEcho   Type = "credential.echo"   // a reply held one, which was masked
 	// Of the log itself.
-	Gap        Type = "audit.gap"        // records were lost; data: source, count
-	KeyRotate  Type = "audit.key"        // another key signs from now on; data: KeyChange
-	Removed    Type = "audit.removed"    // old records were removed on purpose; data: Removal
-	HoldSet    Type = "audit.hold"       // nothing of a sandbox is removed from now on
-	HoldEnd    Type = "audit.release"    // it may be again
-	Erase      Type = "audit.erase"      // records of a sandbox and their content were erased; data: Erasure
-	Checkpoint Type = "audit.checkpoint" // a moment of a sandbox worth going back to in a replay
+	Gap       Type = "audit.gap"     // records were lost; data: source, count
+	KeyRotate Type = "audit.key"     // another key signs from now on; data: KeyChange
+	Removed   Type = "audit.removed" // old records were removed on purpose; data: Removal
+	HoldSet   Type = "audit.hold"    // nothing of a sandbox is removed from now on
+	HoldEnd   Type = "audit.release" // it may be again
+	Erase     Type = "audit.erase"   // records of a sandbox and their content were erased; data: Erasure
 )
 
 // Types are all record types.
@@ -76,7 +75,7 @@ var Types = []Type{
 	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SnapshotTake, SnapshotRemove, SandboxFork, SandboxRollback, SandboxExit, AgentLost, LimitHit,
 	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild, TemplateRemove,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
-	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase, Checkpoint,
+	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase,
 }
 
 // Trust says who observed what a record tells.

@@ -69,7 +69,6 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.HoldSet:          log(other),
 	audit.HoldEnd:          log(other),
 	audit.Erase:            log(activity{2, "Delete"}),
-	audit.Checkpoint:       log(other),
 }
 
 // none leaves a record to be told whole.

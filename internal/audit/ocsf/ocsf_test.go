@@ -143,7 +143,7 @@ var classes = map[audit.Type]int{
 	audit.TemplateBuild: 3004, audit.TemplateRemove: 3004, audit.ServerStart: 6002, audit.ServerStop: 6002, audit.NetFlow: 4001, audit.NetDNS: 4003, audit.NetAsk: 4001,
 	audit.SecretSet: 3004, audit.SecretRemove: 3004, audit.SecretRotate: 3004, audit.CredentialSet: 3004, audit.CredentialUse: 4002, audit.CredentialDeny: 4001,
 	audit.CredentialMisuse: 2004, audit.CredentialLeak: 2004, audit.CredentialEcho: 2004, audit.Gap: 1008, audit.KeyRotate: 1008, audit.Removed: 1008,
-	audit.HoldSet: 1008, audit.HoldEnd: 1008, audit.Erase: 1008, audit.Checkpoint: 1008,
+	audit.HoldSet: 1008, audit.HoldEnd: 1008, audit.Erase: 1008,
 }
 
 func TestEachTypeHasAClass(t *testing.T) {
