@@ -192,17 +192,22 @@ func (j *judge) called() []string {
 
 // run runs one probe in a fresh sandbox and judges what came of it.
 func (j *judge) run(v venue, probe Probe, user string) (verdict Verdict, why, output string) {
-	ctx, cancel := context.WithTimeout(context.Background(), probe.Timeout+time.Minute)
+	// What does no harm ends by itself, however busy the machine is.
+	limit := probe.Timeout
+	if !probe.Abuse {
+		limit = max(limit, 2*time.Minute)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), limit+time.Minute)
 	defer cancel()
 	j.called()
 	before := v.look()
 	harm := v.watch(ctx, probe.Abuse)
 
-	b, err := v.open(ctx, user, probe.Timeout+time.Minute)
+	b, err := v.open(ctx, user, limit+time.Minute)
 	if err != nil {
 		return Unknown, "open: " + err.Error(), ""
 	}
-	inside, stop := context.WithTimeout(ctx, probe.Timeout)
+	inside, stop := context.WithTimeout(ctx, limit)
 	output, status, err := b.run(inside, probe.Kind, probe.Script, j.env)
 	stop()
 	if err != nil && !probe.Abuse {
