@@ -262,14 +262,21 @@ func merge(t *testing.T, below *file, dir string) *file {
 	return stack(below, f, dir)
 }
 
-// overlay mounts layers (lowest first) as a sandbox would, reads the result and
-// lets the mount go with the thread that made its namespace.
+// overlay reads what layers (lowest first) give in a sandbox.
 func overlay(t *testing.T, layers []string) (result *file) {
+	t.Helper()
+	mounted(t, layers, func(dir string) { result = readTree(t, dir) })
+	return result
+}
+
+// mounted mounts layers (lowest first) as a sandbox would, has the result looked at, and
+// lets the mount go with the thread that made its namespace.
+func mounted(t *testing.T, layers []string, look func(dir string)) {
 	t.Helper()
 	done := make(chan error)
 	target, empty := t.TempDir(), t.TempDir()
 	go func() {
-		defer close(done)      // also when readTree ends the test
+		defer close(done)      // also when look ends the test
 		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
 		done <- func() error {
 			if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -284,14 +291,13 @@ func overlay(t *testing.T, layers []string) (result *file) {
 			if err := unix.Mount("overlay", target, "overlay", unix.MS_RDONLY, options); err != nil {
 				return fmt.Errorf("mount %s: %w", options, err)
 			}
-			result = readTree(t, target)
+			look(target)
 			return nil
 		}()
 	}()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	return result
 }
 
 func modTime(n int64) time.Time { return time.Unix(1_600_000_000+n, 0) }

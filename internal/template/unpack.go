@@ -87,34 +87,37 @@ func unpack(ctx context.Context, r io.Reader, top *os.Root, lower []*os.Root, i 
 	if err := u.start(); err != nil {
 		return 0, nil, err
 	}
+	last := ""
 	for archive := tar.NewReader(r); ; {
 		if err := ctx.Err(); err != nil {
 			return 0, nil, err
 		}
 		h, err := archive.Next()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			break
 		}
 		if err != nil {
-			if errors.Is(err, tar.ErrHeader) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, tar.ErrFieldTooLong) {
-				return 0, nil, berm.Errorf(berm.Invalid, "read the layer: %w", err)
+			if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) {
+				err = berm.Errorf(berm.Invalid, "%w", err)
 			}
-			return 0, nil, err
+			return 0, nil, entryError("after", last, err)
 		}
 		if err := u.entry(h, archive); err != nil {
-			return 0, nil, entryError(h.Name, err)
+			return 0, nil, entryError("entry", h.Name, err)
 		}
+		last = h.Name
 	}
 	// Behind the end marker only padding may follow, but all of it counts for the
 	// digest and for the budget.
 	if _, err := io.Copy(io.Discard, r); err != nil {
-		return 0, nil, err
+		return 0, nil, entryError("after", last, err)
 	}
 	return u.size, u.skipped, u.finish(u.root)
 }
 
-// entryError names the entry, and gives errors of the kernel a kind.
-func entryError(name string, err error) error {
+// entryError names the entry, or the last one before what cannot be read, and gives errors
+// of the kernel a kind.
+func entryError(place, name string, err error) error {
 	kind, hint := berm.KindOf(err), berm.HintOf(err)
 	switch {
 	case errors.Is(err, unix.ENOSPC), errors.Is(err, unix.EDQUOT):
@@ -129,7 +132,7 @@ func entryError(name string, err error) error {
 	if len(name) > 200 {
 		name = name[:200] + "…"
 	}
-	e := berm.Errorf(kind, "entry %q: %w", name, err)
+	e := berm.Errorf(kind, "%s %q: %w", place, name, err)
 	e.Hint = hint
 	return e
 }

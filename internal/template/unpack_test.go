@@ -277,6 +277,7 @@ func TestHostileArchives(t *testing.T) {
 				if berm.KindOf(err) != c.kind {
 					t.Fatalf("got %v, want it refused as %v", err, c.kind)
 				}
+				leavesNothing(t, archive(t, c.entries...), DefaultBudget, c.entries[len(c.entries)-1].Name)
 			} else if err != nil {
 				t.Fatal(err)
 			} else if got := find(t, dir); c.want != nil && !cmp.Equal(got, c.want) {
@@ -297,6 +298,71 @@ func TestHostileArchives(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// leavesNothing checks that a store refuses a layer over another one, names the entry and
+// keeps none of it.
+func leavesNothing(t *testing.T, data []byte, b Budget, entry string) {
+	t.Helper()
+	s := newStore(t)
+	first := DefaultBudget
+	_, below, err := s.addLayer(t.Context(), nil, "", bytes.NewReader(archive(t, dir755("below"), file644("below/f", "f"))), &first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := find(t, s.dir)
+	_, _, err = s.addLayer(t.Context(), []string{below}, "", bytes.NewReader(data), &b)
+	if kind := berm.KindOf(err); kind != berm.Invalid && kind != berm.Unsupported {
+		t.Errorf("got %v, want the layer refused", err)
+	}
+	if named := strings.TrimSuffix(fmt.Sprintf("%.200q", entry), `"`); !strings.Contains(fmt.Sprint(err), named) {
+		t.Errorf("got %v, want the entry %s named", err, named)
+	}
+	if got := find(t, s.dir); !cmp.Equal(got, before) {
+		t.Errorf("it left %q of %q", got, before)
+	}
+}
+
+// What is too much of something is refused at the entry that makes it so.
+func TestHostileSizes(t *testing.T) {
+	budget := Budget{Bytes: 8 << 20, FileBytes: 1 << 20, Entries: 1000, Memory: 1 << 20, Ratio: 50}
+	many := func(last string, make func(i int) entry) []entry {
+		var all []entry
+		for i := range 1000 {
+			all = append(all, make(i))
+		}
+		return append(all, file644(last, "x"))
+	}
+	after := func(data ...[]byte) []byte { // of a directory
+		return append(archive(t, dir755("before"))[:512], bytes.Join(data, nil)...)
+	}
+	compress := func(data []byte) []byte {
+		w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return w.EncodeAll(data, nil)
+	}
+	for name, c := range map[string]struct {
+		data  []byte
+		entry string
+	}{
+		"files":              {archive(t, many("one more", func(i int) entry { return file644(fmt.Sprint(i), "") })...), "one more"},
+		"links":              {archive(t, many("one more", func(i int) entry { return link(tar.TypeSymlink, fmt.Sprint(i), "x") })...), "one more"},
+		"whiteouts":          {archive(t, many("one more", func(i int) entry { return file644(fmt.Sprintf(".wh.%d", i), "") })...), "one more"},
+		"FIFOs":              {archive(t, many("one more", func(i int) entry { return entry{&tar.Header{Typeflag: tar.TypeFifo, Name: fmt.Sprint(i)}, ""} })...), "one more"},
+		"the same name":      {archive(t, many("one more", func(int) entry { return file644("same", "x") })...), "one more"},
+		"names of one file":  {archive(t, append([]entry{file644("f", "x")}, many("one more", func(i int) entry { return link(tar.TypeLink, fmt.Sprint(i), "f") })[1:]...)...), "one more"},
+		"one large file":     {header('0', "zeros", 1<<20+1), "zeros"},
+		"a file that ends":   {header('0', "zeros", 1<<20), "zeros"},
+		"a compressed bomb":  {append(compress(header('0', "zeros", 1<<20)), bytes.Repeat(compress(make([]byte, 1<<20)), 9)...), "zeros"},
+		"attributes":         {after(header('x', "pax", 2<<20), bytes.Repeat([]byte("19 user.a=bcdefghi\n"), 2<<20/19)), "before"},
+		"a long name":        {after(header('L', "long", 2<<20), bytes.Repeat([]byte("n/"), 1<<20)), "before"},
+		"a huge sparse file": {sparse(t, 1<<40), "f"},
+		"garbage":            {after(bytes.Repeat([]byte("x"), 1024)), "before"},
+	} {
+		t.Run(name, func(t *testing.T) { leavesNothing(t, c.data, budget, c.entry) })
 	}
 }
 
@@ -443,29 +509,30 @@ func sparse(t *testing.T, size int64) []byte {
 		records += fmt.Sprint(n) + body
 	}
 	var out bytes.Buffer
-	// archive/tar writes no such records: the headers are made by hand.
-	header := func(kind byte, name string, size int) {
-		block := make([]byte, 512)
-		copy(block, name)
-		copy(block[100:], "0000644\x00")
-		copy(block[108:], "0000000\x000000000\x00")
-		copy(block[124:], fmt.Sprintf("%011o\x00", size))
-		copy(block[136:], "00000000000\x00        ")
-		block[156] = kind
-		copy(block[257:], "ustar\x0000")
-		sum := 0
-		for _, b := range block {
-			sum += int(b)
-		}
-		copy(block[148:], fmt.Sprintf("%06o\x00 ", sum))
-		out.Write(block)
-	}
-	header('x', "pax", len(records))
+	out.Write(header('x', "pax", len(records)))
 	out.WriteString(records + strings.Repeat("\x00", 512-len(records)))
-	header('0', "f", len(data))
+	out.Write(header('0', "f", len(data)))
 	out.WriteString(data)
 	out.Write(make([]byte, 1024))
 	return out.Bytes()
+}
+
+// header makes by hand what archive/tar does not write.
+func header(kind byte, name string, size int) []byte {
+	block := make([]byte, 512)
+	copy(block, name)
+	copy(block[100:], "0000644\x00")
+	copy(block[108:], "0000000\x000000000\x00")
+	copy(block[124:], fmt.Sprintf("%011o\x00", size))
+	copy(block[136:], "00000000000\x00        ")
+	block[156] = kind
+	copy(block[257:], "ustar\x0000")
+	sum := 0
+	for _, b := range block {
+		sum += int(b)
+	}
+	copy(block[148:], fmt.Sprintf("%06o\x00 ", sum))
+	return block
 }
 
 func TestCompressionBombs(t *testing.T) {
