@@ -13,6 +13,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template"
 )
 
 // configFile is the configuration file. The section of a command sets its flags by
@@ -20,6 +21,8 @@ import (
 type configFile struct {
 	Version int                  `yaml:"version"`
 	Serve   map[string]yaml.Node `yaml:"serve"`
+	// Registries are those that images are fetched from in a way of their own, by host.
+	Registries map[string]template.RegistryConfig `yaml:"registries"`
 	// The others are of local mode, which judges them itself.
 	Preset        yaml.Node `yaml:"preset"`
 	Presets       yaml.Node `yaml:"presets"`
@@ -89,6 +92,19 @@ func readConfig(path string, env func(string) (string, bool)) (file configFile, 
 		return file, path, berm.Errorf(berm.Invalid, "%s: version is %d, want version: 1", path, file.Version)
 	}
 	return file, path, nil
+}
+
+// registries are those of the configuration file.
+func registries(path string, env func(string) (string, bool)) (*template.Registries, error) {
+	file, name, err := readConfig(path, env)
+	if err != nil {
+		return nil, err
+	}
+	all, err := template.NewRegistries(file.Registries)
+	if err != nil {
+		return nil, berm.Errorf(berm.Invalid, "%s: %w", name, err)
+	}
+	return all, nil
 }
 
 // configureData sets the flag "data" of a command beside the server to what the server

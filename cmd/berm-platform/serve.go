@@ -92,6 +92,10 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		if err := configure(cmd, config, os.LookupEnv); err != nil {
 			return err
 		}
+		var err error
+		if c.Registries, err = registries(config, os.LookupEnv); err != nil {
+			return err
+		}
 		options := &slog.HandlerOptions{Level: slog.LevelInfo}
 		switch logFormat {
 		case "text":

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -117,7 +118,8 @@ func newTemplateImportCommand() *cobra.Command {
 with an OCI image layout, or a file that "docker save" or "podman save" wrote. A
 path begins with / or ./; anything else is a name. A name that was imported before
 is not asked for again, unless --pull is given. Registry credentials are read from
-Docker's configuration file.
+Docker's configuration file, mirrors and authorities of registries from "registries:"
+in Berm's.
 
 Owners, modes, links and users' extended attributes are kept. File capabilities
 are not, and devices and FIFOs are left out, with a note. What the image wants to
@@ -140,6 +142,9 @@ start (entrypoint, command) is not started, but what --start says is.`,
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		store, err := templateStore(cmd)
 		if err != nil {
+			return err
+		}
+		if opts.Registries, err = registries("", os.LookupEnv); err != nil {
 			return err
 		}
 		t, err := store.Import(cmd.Context(), args[0], opts, progressTo(cmd.ErrOrStderr()))

@@ -32,7 +32,9 @@ type Config struct {
 	Dir string
 	// Open are ranges of addresses that registries may have although they are not public.
 	Open []string
-	Log  *slog.Logger
+	// Registries are those that the operator names, whatever their addresses are.
+	Registries *template.Registries
+	Log        *slog.Logger
 }
 
 const (
@@ -59,11 +61,11 @@ var system = audit.Actor{Type: "system"}
 // Builder makes templates. The methods are safe for concurrent use.
 type Builder struct {
 	Config
-	ctx        context.Context // ends with Close
-	stop       context.CancelFunc
-	work       sync.WaitGroup
-	turn       chan struct{}
-	registries http.RoundTripper
+	ctx     context.Context // ends with Close
+	stop    context.CancelFunc
+	work    sync.WaitGroup
+	turn    chan struct{}
+	outside http.RoundTripper
 
 	mu     sync.Mutex
 	builds map[berm.BuildID]*build
@@ -84,7 +86,7 @@ func New(c Config) (*Builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	b.registries = outside(table)
+	b.outside = outside(table)
 	if err := os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, berm.Errorf(berm.Internal, "make the directory of builds: %w", err)
 	}

@@ -9,6 +9,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"path"
@@ -83,6 +84,22 @@ func TestOutside(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), "a registry at a") {
 			t.Errorf("%s: %v", host, err)
 		}
+	}
+	// A mirror is where the operator has it, but does not open the way to its registry.
+	nobody, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	host := nobody.Addr().String()
+	nobody.Close()
+	named, err := template.NewRegistries(map[string]template.RegistryConfig{"127.0.0.1:1": {Mirrors: []string{host}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var said []string
+	_, err = store.Image(t.Context(), "127.0.0.1:1/image", template.ImportOptions{Transport: outside(table), Registries: named}, func(s template.Step) { said = append(said, s.Message) })
+	if err == nil || !strings.Contains(err.Error(), "a registry at a") || len(said) != 1 || !strings.Contains(said[0], "connection refused") {
+		t.Errorf("a mirror that the operator names: %v, %q", err, said)
 	}
 }
 

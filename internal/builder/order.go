@@ -11,20 +11,18 @@ import (
 	"strings"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template"
 )
 
 // Order is what a template is made of.
 type Order struct {
 	// One of both.
 	FromImage, FromTemplate string
-	Registry                *Registry // of FromImage; nil is Docker's configuration of this machine
+	Login                   template.Login // to the registry of FromImage; nil is Docker's configuration of this machine
 	Steps                   []Step
 	Start, Ready            string // see berm.Template
 	Force                   bool   // nothing is taken from earlier builds
 }
-
-// Registry is what a registry is shown.
-type Registry struct{ Username, Password string }
 
 // Step is one instruction.
 type Step struct {

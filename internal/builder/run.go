@@ -222,10 +222,7 @@ func (r *running) base(ctx context.Context) error {
 		return r.from(ctx, "FROM "+r.order.FromImage, t, false)
 	}
 	r.say("info", "Looking for image "+r.order.FromImage)
-	opts := template.ImportOptions{Setuid: true, Pull: r.order.Registry != nil, Transport: r.b.registries}
-	if c := r.order.Registry; c != nil {
-		opts.Username, opts.Password = c.Username, c.Password
-	}
+	opts := template.ImportOptions{Setuid: true, Pull: r.order.Login != nil, Login: r.order.Login, Registries: r.b.Registries, Transport: r.b.outside}
 	t, err := r.b.Store.Image(ctx, r.order.FromImage, opts, r.progress())
 	if err != nil {
 		return &stepError{err}

@@ -105,6 +105,8 @@ type Config struct {
 	Templates control.Templates
 	// Images is where templates are built; nil builds none.
 	Images *template.Store
+	// Registries are those that images are fetched from in a way of their own.
+	Registries *template.Registries
 	// Drivers makes the drivers of this machine, once the data directory is held. watch has
 	// monitors listen for what is executed inside, because this process cannot see it.
 	Drivers func(watch bool) ([]berm.Driver, error)
@@ -351,7 +353,7 @@ func Run(ctx context.Context, c Config) error {
 	port := listener.Addr().(*net.TCPAddr).Port
 	var builds *builder.Builder
 	if c.Images != nil {
-		if builds, err = builder.New(builder.Config{Sessions: sessions, Store: c.Images, Audit: records, Dir: filepath.Join(c.Data, "uploads"), Open: c.Open, Log: c.Log}); err != nil {
+		if builds, err = builder.New(builder.Config{Sessions: sessions, Store: c.Images, Audit: records, Dir: filepath.Join(c.Data, "uploads"), Open: c.Open, Registries: c.Registries, Log: c.Log}); err != nil {
 			return err
 		}
 		cu.Add(builds.Close)

@@ -2,13 +2,13 @@ package template
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"os"
 	"path"
 	"path/filepath"
@@ -16,11 +16,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
-	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/berm-sandbox/berm"
@@ -66,9 +64,9 @@ func canonical(ref string) (string, error) {
 }
 
 // openImage finds an image by a reference that canonical returned.
-func openImage(ctx context.Context, ref string, platform v1.Platform, opts ImportOptions) (*image, error) {
+func openImage(ctx context.Context, ref string, platform v1.Platform, opts ImportOptions, p Progress) (*image, error) {
 	if !isPath(ref) {
-		return fromRegistry(ctx, ref, platform, opts)
+		return opts.Registries.find(ctx, ref, platform, opts, p)
 	}
 	info, err := os.Stat(ref)
 	if err != nil {
@@ -78,46 +76,6 @@ func openImage(ctx context.Context, ref string, platform v1.Platform, opts Impor
 		return fromLayout(ref, platform)
 	}
 	return fromDockerSave(ref, platform)
-}
-
-func fromRegistry(ctx context.Context, ref string, platform v1.Platform, opts ImportOptions) (*image, error) {
-	parsed, err := name.ParseReference(ref)
-	if err != nil {
-		return nil, err
-	}
-	as := remote.WithAuthFromKeychain(authn.DefaultKeychain)
-	if opts.Username != "" {
-		as = remote.WithAuth(&authn.Basic{Username: opts.Username, Password: opts.Password})
-	}
-	way := remote.DefaultTransport
-	if opts.Transport != nil {
-		way = opts.Transport
-	}
-	img, err := remote.Image(parsed, remote.WithContext(ctx), remote.WithPlatform(platform), as, remote.WithUserAgent("berm"), remote.WithTransport(way))
-	if err != nil {
-		return nil, registryError(ref, err)
-	}
-	suggested := path.Base(parsed.Context().RepositoryStr())
-	if tag, ok := parsed.(name.Tag); ok && tag.TagStr() != name.DefaultTag {
-		suggested += ":" + tag.TagStr()
-	}
-	return fromV1(img, suggested, platform)
-}
-
-// registryError gives a registry's answer a kind.
-func registryError(ref string, err error) error {
-	var answer *transport.Error
-	if errors.As(err, &answer) {
-		switch answer.StatusCode {
-		case http.StatusNotFound:
-			return berm.Errorf(berm.NotFound, "image %s: %w", ref, err)
-		case http.StatusUnauthorized, http.StatusForbidden:
-			return berm.Errorf(berm.Denied, "image %s: %w", ref, err).WithHint("Check the name, or log in: credentials are read from Docker's configuration file.")
-		case http.StatusTooManyRequests:
-			return berm.Errorf(berm.Unavailable, "image %s: %w", ref, err).WithHint("The registry limits how often one may ask: log in or wait.")
-		}
-	}
-	return berm.Errorf(berm.Unavailable, "image %s: %w", ref, err)
 }
 
 // fromLayout reads an OCI image layout, a directory with an index.json.
@@ -142,23 +100,67 @@ func fromIndex(index v1.ImageIndex, platform v1.Platform, depth int) (v1.Image, 
 	}
 	var offered []string
 	for _, d := range manifest.Manifests {
-		switch {
-		case d.Platform != nil && !d.Platform.Satisfies(platform):
-			offered = append(offered, d.Platform.String())
-		case d.MediaType.IsImage():
-			return index.Image(d.Digest)
-		case d.MediaType.IsIndex() && depth < 3:
-			nested, err := index.ImageIndex(d.Digest)
-			if err != nil {
-				return nil, berm.Errorf(berm.Invalid, "image index: %w", err)
+		if d.Platform != nil && !d.Platform.Satisfies(platform) {
+			if d.Platform.OS != "unknown" { // what attests to another
+				offered = append(offered, d.Platform.String())
 			}
-			img, err := fromIndex(nested, platform, depth+1)
-			if berm.KindOf(err) != berm.NotFound {
-				return img, err
-			}
+			continue
+		}
+		if img, err := described(index, d, platform, depth); berm.KindOf(err) != berm.NotFound {
+			return img, err
 		}
 	}
 	return nil, berm.Errorf(berm.NotFound, "the image is not made for %s but for: %s", platform, strings.Join(offered, ", "))
+}
+
+// described takes the image that an index has under a descriptor, and checks that it is the
+// one. It fails with NotFound where that is neither an image nor an index with one for the
+// platform.
+func described(index v1.ImageIndex, d v1.Descriptor, platform v1.Platform, depth int) (v1.Image, error) {
+	switch {
+	case d.MediaType.IsImage():
+		img, err := index.Image(d.Digest)
+		if err != nil {
+			return nil, unreadable("manifest", err)
+		}
+		raw, err := img.RawManifest()
+		if err != nil {
+			return nil, unreadable("manifest", err)
+		}
+		return img, hashesTo(raw, d.Digest, "manifest")
+	case d.MediaType.IsIndex() && depth < 3:
+		nested, err := index.ImageIndex(d.Digest)
+		if err != nil {
+			return nil, unreadable("index", err)
+		}
+		raw, err := nested.RawManifest()
+		if err != nil {
+			return nil, unreadable("index", err)
+		}
+		if err := hashesTo(raw, d.Digest, "index"); err != nil {
+			return nil, err
+		}
+		return fromIndex(nested, platform, depth+1)
+	}
+	return nil, berm.Errorf(berm.NotFound, "%s is no image", d.MediaType)
+}
+
+// unreadable gives what cannot be read of an image a kind; a registry's answers get theirs
+// from registryError.
+func unreadable(what string, err error) error {
+	if answer := (*transport.Error)(nil); errors.As(err, &answer) || berm.KindOf(err) != berm.Internal {
+		return err
+	}
+	return berm.Errorf(berm.Invalid, "image %s: %w", what, err)
+}
+
+// hashesTo checks a part of an image's description against its digest.
+func hashesTo(raw []byte, want v1.Hash, what string) error {
+	sum, _, err := v1.SHA256(bytes.NewReader(raw))
+	if err == nil && sum != want {
+		err = berm.Errorf(berm.Invalid, "the image's %s is %s and not %s", what, sum, want)
+	}
+	return err
 }
 
 // fromV1 checks the description of an image and takes it over.
@@ -202,12 +204,10 @@ func fromV1(img v1.Image, suggested string, platform v1.Platform) (*image, error
 // setConfig checks an image's configuration against its digest and the platform.
 // Every layer is then checked against the configuration.
 func (img *image) setConfig(raw []byte, digest v1.Hash, platform v1.Platform) error {
-	sum, _, err := v1.SHA256(strings.NewReader(string(raw)))
-	if err != nil {
-		return err
-	}
-	if digest != (v1.Hash{}) && sum != digest {
-		return berm.Errorf(berm.Invalid, "the image's configuration is %s and not %s", sum, digest)
+	if digest != (v1.Hash{}) {
+		if err := hashesTo(raw, digest, "configuration"); err != nil {
+			return err
+		}
 	}
 	if err := json.Unmarshal(raw, &img.config); err != nil {
 		return berm.Errorf(berm.Invalid, "image configuration: %w", err)

@@ -19,9 +19,11 @@ type ImportOptions struct {
 	Setuid   bool   // its set-uid programs (sudo) may gain rights inside
 	// Start and Ready are the template's.
 	Start, Ready string
-	// Username and Password are what the registry is shown; "" is Docker's configuration.
-	Username, Password string
-	// Transport reaches registries; nil is the host's own way.
+	// Login tells what the registry is shown; nil is Docker's configuration.
+	Login Login
+	// Registries are those that the machine's configuration names.
+	Registries *Registries
+	// Transport reaches all others; nil is the host's own way.
 	Transport http.RoundTripper
 }
 
@@ -58,7 +60,7 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		return berm.Template{}, err
 	}
 	defer unlock()
-	img, err := openImage(ctx, source, platform, opts)
+	img, err := openImage(ctx, source, platform, opts, p)
 	if err != nil {
 		return berm.Template{}, err
 	}

@@ -138,16 +138,19 @@ func (a *API) startBuild(w http.ResponseWriter, r *http.Request) error {
 	}
 	o := builder.Order{FromImage: in.FromImage, FromTemplate: in.FromTemplate, Steps: in.Steps, Start: in.StartCmd, Ready: in.ReadyCmd, Force: in.Force}
 	if c := in.FromImageRegistry; c != nil {
+		var err error
 		switch c.Type {
 		case "registry":
-			o.Registry = &builder.Registry{Username: c.Username, Password: c.Password}
-		case "gcp": // as Google's registries document it
-			o.Registry = &builder.Registry{Username: "_json_key", Password: c.ServiceAccountJSON}
+			o.Login = template.Basic(c.Username, c.Password)
+		case "gcp":
+			o.Login, err = template.Google(c.ServiceAccountJSON)
 		case "aws":
-			return berm.Errorf(berm.Unsupported, "fromImageRegistry of type aws: this version signs nothing for AWS").
-				WithHint("`aws ecr get-login-password` gives a password for type registry, with the username AWS.")
+			o.Login, err = template.Amazon(c.AWSAccessKeyID, c.AWSSecretAccessKey, c.AWSRegion)
 		default:
-			return invalid("fromImageRegistry.type %q is none of registry, aws and gcp", c.Type)
+			err = invalid("fromImageRegistry.type %q is none of registry, aws and gcp", c.Type)
+		}
+		if err != nil {
+			return err
 		}
 	}
 	if err := a.Builder.Start(berm.TemplateID(r.PathValue("templateID")), berm.BuildID(r.PathValue("buildID")), o, actor(r)); err != nil {

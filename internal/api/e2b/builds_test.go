@@ -52,7 +52,8 @@ func TestBuildOfNothing(t *testing.T) {
 	} {
 		w.want(400, "POST", order, body)
 	}
-	w.want(501, "POST", order, `{"fromImage":"a","fromImageRegistry":{"type":"aws"}}`)
+	w.want(400, "POST", order, `{"fromImage":"a","fromImageRegistry":{"type":"aws","awsAccessKeyId":"a","awsSecretAccessKey":"b","awsRegion":"a.test/?"}}`)
+	w.want(400, "POST", order, `{"fromImage":"a","fromImageRegistry":{"type":"gcp","serviceAccountJson":"{}"}}`)
 	w.want(404, "POST", "/v2/templates/"+b.TemplateID+"/builds/"+strings.Replace(b.BuildID, b.BuildID[:4], "0000", 1), `{"fromTemplate":"none"}`)
 	w.want(404, "POST", "/v2/templates/other/builds/"+b.BuildID, `{"fromTemplate":"none"}`)
 	w.want(400, "GET", "/templates/"+b.TemplateID+"/builds/x/status", "")

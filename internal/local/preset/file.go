@@ -155,7 +155,7 @@ func parseConfig(path string, content []byte) (*Config, error) {
 				config.Presets[name] = r
 				return true, err
 			})
-		case "serve": // the settings of `berm serve` are read by it
+		case "serve", "registries": // are read by who uses them
 			return true, nil
 		}
 		return false, nil

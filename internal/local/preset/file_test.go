@@ -28,6 +28,7 @@ const everything = `# comment
 version: 1
 preset: mine
 serve: {listen: "a:1", tokens: [1, {x: y}]}
+registries: {docker.io: {mirrors: [/srv/images]}}
 presets:
   mine:
     extends: build
