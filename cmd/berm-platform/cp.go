@@ -1,19 +1,14 @@
 package main
 
 import (
-	"bufio"
-	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path"
 	"path/filepath"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -58,7 +53,8 @@ the copied directory, devices and set-uid bits are left out, with a notice.`,
 		if err != nil {
 			return err
 		}
-		copier := &copier{cmd: cmd, agent: agent}
+		copier := &copier{cmd: cmd}
+		copier.Copier = client.Copier{Agent: agent, Note: copier.note, Progress: copier}
 		defer copier.clear()
 		if fromID == "" {
 			return copier.upload(cmd.Context(), from, to)
@@ -90,10 +86,10 @@ func splitPath(arg string) (id, name string) {
 	return id, name
 }
 
-// copier copies between here and one sandbox.
+// copier copies between here and one sandbox, and shows how far it is.
 type copier struct {
-	cmd   *cobra.Command
-	agent *client.Agent
+	client.Copier
+	cmd *cobra.Command
 
 	mu          sync.Mutex // guards the progress, which is shown on a terminal
 	done, total int64      // bytes; total 0 is not known
@@ -105,7 +101,7 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 	if err != nil {
 		return err
 	}
-	target, targetErr := c.agent.Stat(ctx, to)
+	target, targetErr := c.Agent.Stat(ctx, to)
 	if targetErr != nil && berm.KindOf(targetErr) != berm.NotFound {
 		return targetErr
 	}
@@ -118,62 +114,18 @@ func (c *copier) upload(ctx context.Context, from, to string) error {
 			to = path.Join(to, filepath.Base(name))
 		}
 	}
-	if info.IsDir() {
-		return c.uploadTree(ctx, from, to)
-	}
-	f, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	size := int64(-1) // a pipe or a device
 	if info.Mode().IsRegular() {
-		size, c.total = info.Size(), info.Size()
+		c.total = info.Size()
 	}
-	if err := c.agent.Upload(ctx, to, io.TeeReader(f, c), size); err != nil {
-		return err
-	}
-	if perm := info.Mode().Perm(); info.Mode().IsRegular() && perm&0o111 != 0 {
-		// The agent makes files without x.
-		made, err := c.agent.Stat(ctx, to)
-		if err != nil {
-			return err
-		}
-		if _, said, err := c.inside(ctx, client.Command{Path: "chmod", Args: []string{fmt.Sprintf("%04o", perm), made.Path}}, nil, nil); err != nil {
-			cli.Notice(c.cmd, "the copy is not executable: %s", said)
-		}
-	}
-	return nil
+	return c.Put(ctx, from, to)
 }
 
 func endsInDot(name string) bool {
 	return name == "." || strings.HasSuffix(name, "/.")
 }
 
-func (c *copier) uploadTree(ctx context.Context, from, to string) error {
-	if err := c.agent.MakeDir(ctx, to); err != nil {
-		return err
-	}
-	made, err := c.agent.Stat(ctx, to) // tells the absolute path
-	if err != nil {
-		return err
-	}
-	r, w := io.Pipe()
-	defer r.CloseWithError(io.ErrClosedPipe) // ends the writer
-	go func() {
-		// A tar writer writes in small pieces, and each piece would be a call.
-		pieces := bufio.NewWriterSize(w, client.InputChunk)
-		err := client.WriteTree(pieces, from, c.skipped)
-		if err == nil {
-			err = pieces.Flush()
-		}
-		w.CloseWithError(err)
-	}()
-	return c.tar(ctx, []string{"-x", "-f", "-", "-C", made.Path}, io.TeeReader(r, c), nil)
-}
-
 func (c *copier) download(ctx context.Context, from, to string) error {
-	source, err := c.agent.Stat(ctx, from)
+	source, err := c.Agent.Stat(ctx, from)
 	if err != nil {
 		return err
 	}
@@ -187,129 +139,10 @@ func (c *copier) download(ctx context.Context, from, to string) error {
 			to = filepath.Join(to, name)
 		}
 	}
-	if source.Dir {
-		return c.downloadTree(ctx, source.Path, to)
+	if !source.Dir {
+		c.total = source.Size
 	}
-	body, err := c.agent.Download(ctx, from)
-	if err != nil {
-		return err
-	}
-	defer body.Close()
-	c.total = source.Size
-	if info, err := os.Stat(to); err == nil && !info.Mode().IsRegular() { // a pipe, a device
-		f, err := os.OpenFile(to, os.O_WRONLY, 0)
-		if err != nil {
-			return err
-		}
-		defer f.Close()
-		_, err = io.Copy(f, io.TeeReader(body, c))
-		return err
-	}
-	// All or nothing: a copy that breaks off leaves what was there.
-	temporary := filepath.Join(filepath.Dir(to), ".berm-"+rand.Text())
-	f, err := os.OpenFile(temporary, os.O_WRONLY|os.O_CREATE|os.O_EXCL, source.Mode|0o600)
-	if err != nil {
-		return err
-	}
-	defer os.Remove(temporary)
-	_, err = io.Copy(f, io.TeeReader(body, c))
-	if closing := f.Close(); err == nil {
-		err = closing
-	}
-	if err != nil {
-		return err
-	}
-	return os.Rename(temporary, to)
-}
-
-func (c *copier) downloadTree(ctx context.Context, from, to string) error {
-	if err := os.MkdirAll(to, 0o755); err != nil {
-		return err
-	}
-	r, w := io.Pipe()
-	unpacked := make(chan error, 1)
-	go func() {
-		err := client.ReadTree(r, to, c.skipped)
-		if err == nil {
-			_, err = io.Copy(io.Discard, r) // padding behind the end
-		}
-		r.CloseWithError(err)
-		unpacked <- err
-	}()
-	err := c.tar(ctx, []string{"-c", "-f", "-", "-C", from, "."}, nil, io.MultiWriter(w, c))
-	w.CloseWithError(err)
-	if unpackErr := <-unpacked; err == nil || errors.Is(err, io.ErrClosedPipe) {
-		err = unpackErr
-	}
-	return err
-}
-
-func (c *copier) skipped(name, why string) {
-	c.clear()
-	cli.Notice(c.cmd, "left out %s: %s", name, why)
-}
-
-// tar runs tar in the sandbox.
-func (c *copier) tar(ctx context.Context, args []string, stdin io.Reader, stdout io.Writer) error {
-	code, said, err := c.inside(ctx, client.Command{Path: "tar", Args: args}, stdin, stdout)
-	switch {
-	case err == nil && said != "":
-		cli.Notice(c.cmd, "tar in the sandbox says: %s", said)
-	case code == 127:
-		return berm.Errorf(berm.Unsupported, "there is no tar in the sandbox").WithHint("Copy file by file, or use a template with tar.")
-	case code != 0:
-		return berm.Errorf(berm.Internal, "tar in the sandbox failed: %s", said)
-	}
-	return err
-}
-
-// inside runs a command in the sandbox and returns its code and what it said on
-// stderr. An error is one of the way, or a code that is not 0. Nothing is attached
-// again after a lost connection: bytes would be missing.
-func (c *copier) inside(ctx context.Context, command client.Command, stdin io.Reader, stdout io.Writer) (code int, said string, err error) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	command.Stdin = stdin != nil
-	process, err := c.agent.Start(ctx, command)
-	if err != nil {
-		return 0, err.Error(), err
-	}
-	if stdin != nil {
-		go func() {
-			if err := process.Pipe(ctx, stdin); err != nil {
-				cancel(err)
-			}
-		}()
-	}
-	var stderr limitedBuffer
-	end, err := process.Wait(ctx, client.Output{Stdout: stdout, Stderr: &stderr})
-	if err != nil {
-		stop, done := brief()
-		defer done()
-		_ = process.Signal(stop, syscall.SIGKILL) // whatever it is still doing is of no use
-		if cause := context.Cause(ctx); cause != nil {
-			err = cause
-		}
-		return 0, err.Error(), err
-	}
-	said = strings.TrimSpace(stderr.String())
-	if code := end.ExitCode(); code != 0 {
-		if said == "" {
-			said = fmt.Sprintf("exit code %d", code)
-		}
-		return code, said, errors.New(said)
-	}
-	return 0, said, nil
-}
-
-// limitedBuffer keeps the first 4 KiB.
-type limitedBuffer struct{ bytes.Buffer }
-
-func (b *limitedBuffer) Write(p []byte) (int, error) {
-	if room := 4096 - b.Len(); room > 0 {
-		b.Buffer.Write(p[:min(room, len(p))])
-	}
-	return len(p), nil
+	return c.Get(ctx, source, to)
 }
 
 // Write counts copied bytes and shows the progress.
@@ -331,6 +164,11 @@ func (c *copier) Write(p []byte) (int, error) {
 		_, _ = fmt.Fprintf(stderr, "\r%s%s, %s/s\x1b[K", cli.Size(c.done), of, cli.Size(int64(rate)))
 	}
 	return len(p), nil
+}
+
+func (c *copier) note(text string) {
+	c.clear()
+	cli.Notice(c.cmd, "%s", text)
 }
 
 // clear takes the progress off the terminal.

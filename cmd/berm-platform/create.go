@@ -71,15 +71,8 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 		if o.Metadata, err = cli.Pairs("metadata", metadata, nil); err != nil {
 			return err
 		}
-		for _, text := range credentials {
-			c, err := preset.ParseStored(text)
-			if err != nil {
-				return cli.UsageError{Err: err}
-			}
-			o.Credentials = append(o.Credentials, client.Credential{
-				Name: c.Name, Secret: c.Source, Service: c.Service, Hosts: c.Hosts, Header: c.Header, Prefix: c.Prefix, User: c.User, Cookie: c.Cookie, Query: c.Query,
-				Methods: c.Methods, Paths: c.Paths, Env: c.Env, Swap: c.Swap, Endpoint: c.Endpoint, URL: c.URL, Repositories: c.Repositories, Push: c.Push,
-			})
+		if o.Credentials, err = storedCredentials(credentials); err != nil {
+			return cli.UsageError{Err: err}
 		}
 		if checkpoints != (checkpointFlag{}) {
 			o.Checkpoints = (*client.Checkpoints)(&checkpoints)
@@ -118,4 +111,19 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 		return err
 	}
 	return cmd
+}
+
+// storedCredentials reads what --cred of commands on servers takes.
+func storedCredentials(texts []string) (all []client.Credential, err error) {
+	for _, text := range texts {
+		c, err := preset.ParseStored(text)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, client.Credential{
+			Name: c.Name, Secret: c.Source, Service: c.Service, Hosts: c.Hosts, Header: c.Header, Prefix: c.Prefix, User: c.User, Cookie: c.Cookie, Query: c.Query,
+			Methods: c.Methods, Paths: c.Paths, Env: c.Env, Swap: c.Swap, Endpoint: c.Endpoint, URL: c.URL, Repositories: c.Repositories, Push: c.Push,
+		})
+	}
+	return all, nil
 }

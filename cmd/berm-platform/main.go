@@ -38,6 +38,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 		newInspectCommand(),
 		newReplayCommand(),
 		newRerunCommand(),
+		newBatchCommand(),
 		newNetCommand(),
 		newPolicyCommand(),
 		newSecretCommand(),

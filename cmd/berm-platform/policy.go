@@ -70,7 +70,7 @@ func (f *policySource) given() bool { return f.file != "" || len(f.allow) > 0 }
 // maxPolicyFile bounds what is read of a policy in bytes; its readers are stricter.
 const maxPolicyFile = 1 << 20
 
-func readBounded(path string) ([]byte, error) {
+func readBounded(path string, limit int64) ([]byte, error) {
 	in := io.Reader(os.Stdin)
 	if path != "-" {
 		file, err := os.Open(path)
@@ -83,12 +83,12 @@ func readBounded(path string) ([]byte, error) {
 		defer file.Close()
 		in = file
 	}
-	content, err := io.ReadAll(io.LimitReader(in, maxPolicyFile+1))
+	content, err := io.ReadAll(io.LimitReader(in, limit+1))
 	if err != nil {
 		return nil, berm.Errorf(berm.Invalid, "%s: %w", path, err)
 	}
-	if len(content) > maxPolicyFile {
-		return nil, berm.Errorf(berm.Invalid, "%s is larger than %s", path, cli.Size(maxPolicyFile))
+	if int64(len(content)) > limit {
+		return nil, berm.Errorf(berm.Invalid, "%s is larger than %s", path, cli.Size(limit))
 	}
 	return content, nil
 }
@@ -106,7 +106,7 @@ func (f *policySource) document() (json.RawMessage, error) {
 func (f *policySource) read() (*policy.Policy, error) {
 	p := egress.Policy{Entries: f.allow, Source: f.file}
 	if f.file != "" {
-		content, err := readBounded(f.file)
+		content, err := readBounded(f.file, maxPolicyFile)
 		if err != nil {
 			return nil, err
 		}
@@ -598,7 +598,7 @@ cannot be said in the same way is an error, never left out.`,
 	})
 	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
-		content, err := readBounded(args[0])
+		content, err := readBounded(args[0], maxPolicyFile)
 		if err != nil {
 			return err
 		}

@@ -47,6 +47,8 @@ type Additions struct {
 	Degraded []string `json:"degraded,omitempty"`
 	// Warnings are what in its network policy is probably not meant; in the answer of a create.
 	Warnings []string `json:"warnings,omitempty"`
+	// Warm says that it was made in advance; in the answer of a create.
+	Warm bool `json:"warm,omitempty"`
 	// Parent is the sandbox that this one is a fork of.
 	Parent      berm.SandboxID `json:"parent,omitempty"`
 	Checkpoints *Checkpoints   `json:"checkpoints,omitempty"`

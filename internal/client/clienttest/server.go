@@ -55,6 +55,9 @@ type Server struct {
 	Explained   string            // what it means, in JSON
 	IsE2B       bool              // it tells nothing that E2B does not know
 	Snapshots   []client.Snapshot // newest first
+
+	// Refuse says with which status a request is refused; 0 is not at all.
+	Refuse func(*http.Request) int
 }
 
 // Start starts a server for the time of a test.
@@ -106,7 +109,14 @@ func Start(t testing.TB) *Server {
 	s.Server = httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s.mu.Lock()
 		s.requests = append(s.requests, r.Method+" "+r.URL.RequestURI())
+		refused := s.Refuse
 		s.mu.Unlock()
+		if refused != nil {
+			if status := refused(r); status != 0 {
+				refuse(w, status, "refused by the test")
+				return
+			}
+		}
 		if id := r.Header.Get("E2b-Sandbox-Id"); id != "" {
 			s.toAgent(w, r, id, inside)
 			return

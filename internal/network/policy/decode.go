@@ -2,11 +2,7 @@ package policy
 
 import (
 	"bytes"
-	"encoding/json"
-	"errors"
-	"io"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -14,12 +10,12 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/document"
 )
 
 // What a document may have.
 const (
 	maxDocument = 256 << 10 // bytes
-	maxDepth    = 32
 	maxRules    = 4096
 	maxList     = 1024 // entries of one list
 	maxText     = 4096 // bytes of one value
@@ -28,96 +24,20 @@ const (
 // DecodeYAML reads a policy. It fails with Invalid, the source and the line when the
 // document is not exactly in the documented form.
 func DecodeYAML(source string, content []byte) (*Policy, error) {
-	d := decoder{source}
-	if err := d.size(content); err != nil {
+	d := decoder{document.Source{Name: source, Max: maxDocument}}
+	root, err := d.YAML(content)
+	if err != nil {
 		return nil, err
 	}
-	if bytes.HasPrefix(content, []byte("\xef\xbb\xbf")) {
-		return nil, d.errorf(&yaml.Node{Line: 1}, "a byte order mark")
-	}
-	y := yaml.NewDecoder(bytes.NewReader(content))
-	var document, more yaml.Node
-	if err := y.Decode(&document); errors.Is(err, io.EOF) {
-		return nil, d.errorf(&yaml.Node{Line: 1}, "the document is empty, it must begin with version: 1")
-	} else if err != nil {
-		return nil, d.syntax(err)
-	}
-	if err := y.Decode(&more); err == nil {
-		return nil, d.errorf(&more, "a second document")
-	} else if !errors.Is(err, io.EOF) {
-		return nil, d.syntax(err)
-	}
-	if err := d.plain(&document, 0); err != nil {
-		return nil, err
-	}
-	return d.policy(document.Content[0])
+	return d.policy(root)
 }
 
 // DecodeJSON is DecodeYAML for JSON, the same form.
 func DecodeJSON(source string, content []byte) (*Policy, error) {
-	d := decoder{source}
-	if err := d.size(content); err != nil {
-		return nil, err
-	}
-	// Offsets of line ends, to tell lines by.
-	var ends []int
-	for i, b := range content {
-		if b == '\n' {
-			ends = append(ends, i)
-		}
-	}
-	j := json.NewDecoder(bytes.NewReader(content))
-	j.UseNumber()
-	line := func() int { return 1 + sort.SearchInts(ends, int(j.InputOffset())) }
-	fail := func(err error) error {
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-			err = errors.New("the document ends too early")
-		}
-		return d.errorf(&yaml.Node{Line: line()}, "%w", err)
-	}
-	var value func(depth int) (*yaml.Node, error)
-	value = func(depth int) (*yaml.Node, error) {
-		token, err := j.Token()
-		if err != nil {
-			return nil, fail(err)
-		}
-		node := &yaml.Node{Kind: yaml.ScalarNode, Line: line()}
-		switch t := token.(type) {
-		case string:
-			node.Tag, node.Value = "!!str", t
-		case json.Number:
-			node.Tag, node.Value = "!!int", t.String()
-		case bool:
-			node.Tag, node.Value = "!!bool", strconv.FormatBool(t)
-		case nil:
-			node.Tag = "!!null"
-		case json.Delim:
-			if depth == maxDepth {
-				return nil, d.errorf(node, "more than %d levels", maxDepth)
-			}
-			node.Kind = yaml.SequenceNode
-			if t == '{' {
-				node.Kind = yaml.MappingNode
-			}
-			for j.More() {
-				child, err := value(depth + 1) // an object's keys come as strings
-				if err != nil {
-					return nil, err
-				}
-				node.Content = append(node.Content, child)
-			}
-			if _, err := j.Token(); err != nil { // the bracket
-				return nil, fail(err)
-			}
-		}
-		return node, nil
-	}
-	root, err := value(0)
+	d := decoder{document.Source{Name: source, Max: maxDocument}}
+	root, err := d.JSON(content)
 	if err != nil {
 		return nil, err
-	}
-	if _, err := j.Token(); !errors.Is(err, io.EOF) {
-		return nil, d.errorf(&yaml.Node{Line: line()}, "something after the document")
 	}
 	p, err := d.policy(root)
 	if err == nil && !bytes.Contains(bytes.TrimSpace(content), []byte("\n")) {
@@ -130,57 +50,14 @@ func DecodeJSON(source string, content []byte) (*Policy, error) {
 
 // decoder reads the nodes of one document. It walks them itself instead of decoding into
 // a struct: its errors then name the line and the documented key.
-type decoder struct{ source string }
-
-func (d decoder) errorf(node *yaml.Node, format string, args ...any) *berm.Error {
-	e := berm.Errorf(berm.Invalid, format, args...)
-	e.Hint = berm.HintOf(e.Err)
-	e.Msg = d.source + ":" + strconv.Itoa(node.Line) + ": " + e.Msg
-	return e
-}
-
-func (d decoder) size(content []byte) error {
-	if len(content) > maxDocument {
-		return berm.Errorf(berm.Invalid, "%s is larger than %d KiB", d.source, maxDocument>>10)
-	}
-	return nil
-}
-
-// syntax gives the library's "yaml: line N: what" our form.
-func (d decoder) syntax(err error) error {
-	text := strings.TrimPrefix(err.Error(), "yaml: ")
-	number, what, _ := strings.Cut(strings.TrimPrefix(text, "line "), ": ")
-	line, e := strconv.Atoi(number)
-	if e != nil {
-		line, what = 1, text
-	}
-	return d.errorf(&yaml.Node{Line: line}, "%s", what)
-}
-
-// plain refuses what multiplies or hides something: aliases, anchors, tags, depth.
-func (d decoder) plain(node *yaml.Node, depth int) error {
-	switch {
-	case depth > maxDepth:
-		return d.errorf(node, "more than %d levels", maxDepth)
-	case node.Kind == yaml.AliasNode || node.Anchor != "":
-		return d.errorf(node, "anchors and aliases are not supported")
-	case node.Style&yaml.TaggedStyle != 0:
-		return d.errorf(node, "tags are not supported")
-	}
-	for _, child := range node.Content {
-		if err := d.plain(child, depth+1); err != nil {
-			return err
-		}
-	}
-	return nil
-}
+type decoder struct{ document.Source }
 
 // setters say for each key of a mapping how its value is read.
 type setters map[string]func(*yaml.Node) error
 
 func (d decoder) mapping(node *yaml.Node, what string, keys setters) error {
 	if node.Kind != yaml.MappingNode {
-		return d.errorf(node, "%s must be a mapping of keys to values", what)
+		return d.Errorf(node, "%s must be a mapping of keys to values", what)
 	}
 	seen := make(map[string]bool, len(node.Content)/2)
 	for i := 0; i < len(node.Content); i += 2 {
@@ -193,9 +70,9 @@ func (d decoder) mapping(node *yaml.Node, what string, keys setters) error {
 				known = append(known, k)
 			}
 			slices.Sort(known)
-			return d.errorf(key, "unknown key %q in %s", clip(key.Value), what).WithHint("known are %s", strings.Join(known, ", "))
+			return d.Errorf(key, "unknown key %q in %s", clip(key.Value), what).WithHint("known are %s", strings.Join(known, ", "))
 		case seen[key.Value]:
-			return d.errorf(key, "%q stands here a second time", key.Value)
+			return d.Errorf(key, "%q stands here a second time", key.Value)
 		}
 		seen[key.Value] = true
 		if err := set(value); err != nil {
@@ -209,11 +86,11 @@ func (d decoder) mapping(node *yaml.Node, what string, keys setters) error {
 func (d decoder) text(node *yaml.Node) (string, error) {
 	switch {
 	case node.Kind != yaml.ScalarNode:
-		return "", d.errorf(node, "this must be a single value")
+		return "", d.Errorf(node, "this must be a single value")
 	case node.ShortTag() == "!!null":
-		return "", d.errorf(node, "a value is missing here")
+		return "", d.Errorf(node, "a value is missing here")
 	case len(node.Value) > maxText:
-		return "", d.errorf(node, "this value is longer than %d bytes", maxText)
+		return "", d.Errorf(node, "this value is longer than %d bytes", maxText)
 	}
 	return node.Value, nil
 }
@@ -226,7 +103,7 @@ func one[T any](d decoder, to *T, parse func(string) (T, error)) func(*yaml.Node
 			return err
 		}
 		if *to, err = parse(s); err != nil {
-			return d.errorf(node, "%w", err)
+			return d.Errorf(node, "%w", err)
 		}
 		return nil
 	}
@@ -236,10 +113,10 @@ func one[T any](d decoder, to *T, parse func(string) (T, error)) func(*yaml.Node
 func many[T any](d decoder, to *[]T, parse func(string) (T, error)) func(*yaml.Node) error {
 	return func(node *yaml.Node) error {
 		if node.Kind != yaml.SequenceNode {
-			return d.errorf(node, "this must be a list")
+			return d.Errorf(node, "this must be a list")
 		}
 		if len(node.Content) > maxList {
-			return d.errorf(node, "more than %d entries", maxList)
+			return d.Errorf(node, "more than %d entries", maxList)
 		}
 		*to = make([]T, len(node.Content))
 		for i, item := range node.Content {
@@ -255,7 +132,7 @@ func flag(d decoder, to *bool) func(*yaml.Node) error {
 	return func(node *yaml.Node) error {
 		// As YAML 1.2 and JSON have it: yes and on are words.
 		if node.Kind != yaml.ScalarNode || node.ShortTag() != "!!bool" || node.Value != "true" && node.Value != "false" {
-			return d.errorf(node, "this must be true or false")
+			return d.Errorf(node, "this must be true or false")
 		}
 		*to = node.Value == "true"
 		return nil
@@ -282,7 +159,7 @@ func (d decoder) policy(root *yaml.Node) (*Policy, error) {
 		"version": func(node *yaml.Node) error {
 			version = true
 			if node.Kind != yaml.ScalarNode || node.Value != "1" || node.ShortTag() != "!!int" {
-				return d.errorf(node, "want version: 1")
+				return d.Errorf(node, "want version: 1")
 			}
 			return nil
 		},
@@ -299,10 +176,10 @@ func (d decoder) policy(root *yaml.Node) (*Policy, error) {
 		"limits": d.limits(&p.Limits),
 		"rules": func(node *yaml.Node) error {
 			if node.Kind != yaml.SequenceNode {
-				return d.errorf(node, "rules must be a list")
+				return d.Errorf(node, "rules must be a list")
 			}
 			if len(node.Content) > maxRules {
-				return d.errorf(node, "more than %d rules", maxRules)
+				return d.Errorf(node, "more than %d rules", maxRules)
 			}
 			p.Rules = make([]Rule, len(node.Content))
 			ids := make(map[string]bool, len(p.Rules))
@@ -315,18 +192,18 @@ func (d decoder) policy(root *yaml.Node) (*Policy, error) {
 					r.ID = "rule-" + strconv.Itoa(i+1)
 				}
 				if ids[r.ID] {
-					return d.errorf(item, "a second rule %s", r.ID)
+					return d.Errorf(item, "a second rule %s", r.ID)
 				}
 				ids[r.ID] = true
 				if err := r.check(); err != nil {
-					return d.errorf(item, "%w", err)
+					return d.Errorf(item, "%w", err)
 				}
 			}
 			return nil
 		},
 		"attach": func(node *yaml.Node) error {
 			if node.Kind != yaml.SequenceNode || len(node.Content) > maxList {
-				return d.errorf(node, "attach must be a list of at most %d entries", maxList)
+				return d.Errorf(node, "attach must be a list of at most %d entries", maxList)
 			}
 			p.Attach = make([]Attachment, len(node.Content))
 			for i, item := range node.Content {
@@ -338,7 +215,7 @@ func (d decoder) policy(root *yaml.Node) (*Policy, error) {
 					return err
 				}
 				if a.Credential == "" || len(a.To) == 0 || slices.ContainsFunc(a.To, func(t Target) bool { return t.kind == addrRange || t.kind == namedGroup }) {
-					return d.errorf(item, "attach wants a credential and the names to which it may go")
+					return d.Errorf(item, "attach wants a credential and the names to which it may go")
 				}
 			}
 			return nil
@@ -348,7 +225,7 @@ func (d decoder) policy(root *yaml.Node) (*Policy, error) {
 		return nil, err
 	}
 	if !version {
-		return nil, d.errorf(root, "the version is missing: want version: 1")
+		return nil, d.Errorf(root, "the version is missing: want version: 1")
 	}
 	return p, nil
 }
@@ -405,7 +282,7 @@ func (d decoder) http(to **HTTP) func(*yaml.Node) error {
 			return func(node *yaml.Node) error {
 				lists = true
 				if node.Kind != yaml.SequenceNode || len(node.Content) > maxList {
-					return d.errorf(node, "this must be a list of at most %d entries", maxList)
+					return d.Errorf(node, "this must be a list of at most %d entries", maxList)
 				}
 				*to = make([]Match, len(node.Content))
 				for i, item := range node.Content {
@@ -413,7 +290,7 @@ func (d decoder) http(to **HTTP) func(*yaml.Node) error {
 						return err
 					}
 					if deny && (*to)[i].MaxBody > 0 {
-						return d.errorf(item, "max_body belongs to what is allowed")
+						return d.Errorf(item, "max_body belongs to what is allowed")
 					}
 				}
 				return nil
@@ -424,7 +301,7 @@ func (d decoder) http(to **HTTP) func(*yaml.Node) error {
 			return err
 		}
 		if lists && isSingle {
-			return d.errorf(node, "conditions beside allow and deny").WithHint("put them into an entry of allow")
+			return d.Errorf(node, "conditions beside allow and deny").WithHint("put them into an entry of allow")
 		}
 		if !lists {
 			h.Allow = []Match{single}
