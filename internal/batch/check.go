@@ -63,7 +63,7 @@ func (j *Job) timed() timedCommand {
 
 // command runs a command to its end. A lost connection is an error: output would be missing.
 func (a *attempt) command(ctx context.Context, user string, c timedCommand, stdout, stderr io.Writer) (client.End, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.timeout.or(defaultTimeout))
+	ctx, cancel := context.WithTimeout(ctx, c.timeout.limit())
 	defer cancel()
 	process, err := a.agent(user).Start(ctx, c.Command)
 	if err != nil {
@@ -156,7 +156,7 @@ func (a *attempt) judge(ctx context.Context, c Check, done *Checked) (failed []s
 	done.Output = output.String()
 	switch {
 	case isTimeout(err):
-		return []string{fmt.Sprintf("%s: ran for longer than %v", c.name(), c.Timeout.or(defaultTimeout))}, nil
+		return []string{fmt.Sprintf("%s: ran for longer than %v", c.name(), c.Timeout.limit())}, nil
 	case err != nil:
 		return nil, err
 	case end.ExitCode() != 0:

@@ -2,6 +2,7 @@ package batch
 
 import (
 	"bytes"
+	"os"
 	"reflect"
 	"slices"
 	"strings"
@@ -87,6 +88,19 @@ func TestParse(t *testing.T) {
 	b.At, again[0].At = "", ""
 	if !reflect.DeepEqual(b, again[0]) {
 		t.Errorf("%+v\nin JSON lines %+v", b, again[0])
+	}
+}
+
+// What docs/batch.md shows can be read.
+func TestDocs(t *testing.T) {
+	text, err := os.ReadFile("../../docs/batch.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, example, ok := strings.Cut(string(text), "```yaml\n")
+	example, _, closed := strings.Cut(example, "```\n")
+	if jobs, err := Parse("docs/batch.md", []byte(example)); !ok || !closed || err != nil || len(jobs) != 2 {
+		t.Errorf("%d jobs, %v", len(jobs), err)
 	}
 }
 

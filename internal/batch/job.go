@@ -191,9 +191,10 @@ func (d *Duration) UnmarshalYAML(node *yaml.Node) error {
 	return (*cli.DurationFlag)(d).Set(node.Value)
 }
 
-func (d Duration) or(other time.Duration) time.Duration {
+// limit is the time that a command has.
+func (d Duration) limit() time.Duration {
 	if d == 0 {
-		return other
+		return defaultTimeout
 	}
 	return time.Duration(d)
 }
@@ -333,10 +334,10 @@ func (j *Job) Resolve(dir string) error {
 // what is copied and asked in between as well.
 func (j *Job) life() time.Duration {
 	const rest = 15 * time.Minute
-	d := j.Timeout.or(defaultTimeout) + rest
+	d := j.Timeout.limit() + rest
 	for _, c := range j.Checks {
 		if len(c.Command) > 0 {
-			d += c.Timeout.or(defaultTimeout)
+			d += c.Timeout.limit()
 		}
 	}
 	return d

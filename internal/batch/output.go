@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"regexp"
+	"slices"
 	"sync"
 )
 
@@ -104,7 +105,7 @@ func (c *contains) Write(p []byte) (int, error) {
 		return len(p), nil
 	}
 	// Only the start of p can complete what was there before.
-	joined := append(c.last, p[:min(len(p), len(c.text)-1)]...)
+	joined := slices.Concat(c.last, p[:min(len(p), len(c.text)-1)])
 	c.found = bytes.Contains(joined, c.text) || bytes.Contains(p, c.text)
 	if len(p) >= len(c.text)-1 {
 		joined = p

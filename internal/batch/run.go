@@ -301,7 +301,7 @@ func (a *attempt) inside(ctx context.Context) {
 	out.keep(&a.result)
 	switch {
 	case isTimeout(err):
-		a.fail(Failed, fmt.Sprintf("the command ran for longer than %v", a.job.Timeout.or(defaultTimeout)))
+		a.fail(Failed, fmt.Sprintf("the command ran for longer than %v", a.job.Timeout.limit()))
 	case err != nil:
 		a.broke(ctx, err)
 		return
