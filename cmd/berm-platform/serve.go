@@ -73,6 +73,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.Uint32Var(&c.IDs.Count, "id-count", local.DefaultIDs.Count, "number of host user ids that sandboxes may be given, as root")
 	flags.Uint8Var(&spares, "spares", 2, "monitors that wait in advance, each with an empty disk, for\nsandboxes of a size that was asked for twice; 0 starts them when\nthey are needed")
 	flags.Var((*poolFlag)(&c.Pools), "pool", "sandboxes of a template that are made in advance, TEMPLATE=N or\nTEMPLATE@LEVEL=N; may be repeated")
+	flags.StringVar(&c.ContainerTemplate, "container-template", "code-interpreter-v1", "template that containers are made of, which has an interpreter")
 	c.CheckpointBytes = 10 << 30
 	flags.Var((*cli.SizeFlag)(&c.CheckpointBytes), "checkpoint-limit", "most bytes of the checkpoints of one sandbox together; the oldest go")
 	flags.StringArrayVar(&c.AuditAnchors, "audit-anchor", nil, "append checkpoints of the audit log to this `FILE`, which should be\nout of this machine's reach; may be repeated")

@@ -357,6 +357,23 @@ func (m *Manager) Inspect(ctx context.Context, id berm.SandboxID) (Sandbox, erro
 	return info, nil
 }
 
+// Death waits for the end of a sandbox that is dying, as long as ctx lasts, and returns it as it was
+// then. NotFound when there is no such sandbox, or it lives.
+func (m *Manager) Death(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
+	if s, err := m.session(id); err == nil {
+		select {
+		case <-s.gone:
+		case <-ctx.Done():
+			return Sandbox{}, notFound(id)
+		}
+	}
+	info, err := m.Inspect(ctx, id)
+	if err == nil && info.State != berm.Killed {
+		err = notFound(id)
+	}
+	return info, err
+}
+
 // Kill ends a sandbox; nothing is left of it when Kill returns. It is not refused
 // when the audit log fails: ending a sandbox is how harm is stopped.
 func (m *Manager) Kill(ctx context.Context, id berm.SandboxID, actor audit.Actor) error {

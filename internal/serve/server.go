@@ -32,6 +32,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/builder"
 	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/container"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/engine/local"
@@ -103,6 +104,8 @@ type Config struct {
 	OTLPHeaders, OTLPEvents []string
 
 	Templates control.Templates
+	// ContainerTemplate is what containers are made of.
+	ContainerTemplate string
 	// Images is where templates are built; nil builds none.
 	Images *template.Store
 	// Registries are those that images are fetched from in a way of their own.
@@ -358,7 +361,10 @@ func Run(ctx context.Context, c Config) error {
 		}
 		cu.Add(builds.Close)
 	}
-	api := e2b.New(e2b.Config{Sessions: sessions, Templates: c.Templates, Builder: builds, UploadKey: seed, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
+	containers := container.New(container.Config{
+		Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: c.ContainerTemplate, Audit: records,
+	})
+	api := e2b.New(e2b.Config{Sessions: sessions, Containers: containers, Templates: c.Templates, Builder: builds, UploadKey: seed, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
 	// Only now: the key is shown once, and a start that fails shows nothing.

@@ -3,6 +3,7 @@
 package e2b
 
 import (
+	"cmp"
 	"context"
 	_ "embed"
 	"log/slog"
@@ -14,6 +15,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/builder"
+	"github.com/berm-sandbox/berm/internal/container"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/store"
@@ -41,6 +43,8 @@ type Config struct {
 	Templates control.Templates
 	Keys      Keys
 	Secrets   Secrets
+	// Containers are sandboxes of conversations.
+	Containers *container.Manager
 	// Builder makes templates; nil makes none.
 	Builder *builder.Builder
 	// UploadKey signs links to upload files for it.
@@ -129,6 +133,21 @@ var routes = []route{
 	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/changes", handle: ofSandbox((*API).changes)},
 	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/erase", handle: ofSandbox((*API).erase)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit/blobs/{sha256}", handle: ofSandbox((*API).auditBlob)},
+
+	{method: "POST", path: "/berm/v1/containers", handle: containing((*API).createContainer)},
+	{method: "GET", path: "/berm/v1/containers", handle: containing((*API).containers)},
+	{method: "GET", path: "/berm/v1/containers/{containerID}", handle: ofContainer((*API).container)},
+	{method: "DELETE", path: "/berm/v1/containers/{containerID}", handle: ofContainer((*API).deleteContainer)},
+	{method: "POST", path: "/berm/v1/containers/{containerID}/executions", handle: ofContainer((*API).execute)},
+	{method: "GET", path: "/berm/v1/containers/{containerID}/contexts", handle: ofContainer((*API).contexts)},
+	{method: "POST", path: "/berm/v1/containers/{containerID}/contexts", handle: ofContainer((*API).createContext)},
+	{method: "POST", path: "/berm/v1/containers/{containerID}/contexts/{contextID}/restart", handle: ofContainer((*API).restartContext)},
+	{method: "DELETE", path: "/berm/v1/containers/{containerID}/contexts/{contextID}", handle: ofContainer((*API).deleteContext)},
+	{method: "POST", path: "/berm/v1/containers/{containerID}/files", handle: ofContainer((*API).putFile)},
+	{method: "GET", path: "/berm/v1/containers/{containerID}/files", handle: ofContainer((*API).containerFiles)},
+	{method: "GET", path: "/berm/v1/containers/{containerID}/files/{fileID}", handle: ofContainer((*API).containerFile)},
+	{method: "DELETE", path: "/berm/v1/containers/{containerID}/files/{fileID}", handle: ofContainer((*API).deleteFile)},
+	{method: "GET", path: "/berm/v1/containers/{containerID}/files/{fileID}/content", handle: ofContainer((*API).content)},
 
 	{method: "POST", path: "/sandboxes/{sandboxID}/fork", handle: ofSandbox((*API).fork)},
 	{method: "POST", path: "/sandboxes/{sandboxID}/snapshots", handle: ofSandbox((*API).takeSnapshot)},
@@ -307,8 +326,13 @@ func (a *API) handler(rt route) http.Handler {
 			level = slog.LevelDebug // clients poll
 		}
 		a.Log.Log(r.Context(), level, "request", "method", rt.method, "route", rt.path, "status", out.status,
-			"ms", float64(took.Microseconds())/1000, "sandbox", r.PathValue("sandboxID"), "key", key.ID, "trace", trace)
+			"ms", float64(took.Microseconds())/1000, "sandbox", sandboxOf(r), "key", key.ID, "trace", trace)
 	})
+}
+
+// sandboxOf is the sandbox that a route names, also as a container; "" where it names none.
+func sandboxOf(r *http.Request) string {
+	return cmp.Or(r.PathValue("sandboxID"), r.PathValue("containerID"))
 }
 
 // lack refuses what this version does not have. That a sandbox does not exist is said

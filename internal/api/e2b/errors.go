@@ -56,19 +56,29 @@ func (a *API) fail(w http.ResponseWriter, r *http.Request, err error, trace stri
 		_ = answer(w, he.status, errorBody{Code: he.status, Message: he.message, Name: he.code})
 		return
 	}
-	kind := berm.KindOf(err)
-	code, message := status[kind], err.Error()
-	switch kind {
-	case berm.Internal:
-		// What broke is told to the operator: it may hold paths of the host.
-		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err, "trace", trace)
-		message = "Internal error, see the server's log for trace " + trace
+	code, body := a.explain(r, err, trace)
+	switch berm.KindOf(err) {
 	case berm.Unavailable:
 		w.Header().Set("Retry-After", "1")
 	case berm.Exhausted:
 		w.Header().Set("Should-Retry", "false") // clients would try again for a minute
 	}
-	fail(w, r, code, message, berm.HintOf(err))
+	_ = answer(w, code, body) // strings always marshal
+}
+
+// explain is what is told of an error that is no httpError.
+func (a *API) explain(r *http.Request, err error, trace string) (int, errorBody) {
+	kind := berm.KindOf(err)
+	body := errorBody{Code: status[kind], Message: err.Error()}
+	if kind == berm.Internal {
+		// What broke is told to the operator: it may hold paths of the host.
+		a.Log.Error("request failed", "method", r.Method, "path", r.URL.Path, "error", err, "trace", trace)
+		body.Message = "Internal error, see the server's log for trace " + trace
+	}
+	if hint := berm.HintOf(err); hint != "" {
+		body.Berm = &errorHint{hint}
+	}
+	return body.Code, body
 }
 
 func fail(w http.ResponseWriter, _ *http.Request, code int, message, hint string) {

@@ -55,7 +55,7 @@ func (c *calls) record(rt route, r *http.Request, status int, trace string) erro
 	case status >= 400:
 		outcome = audit.Failed
 	}
-	id, err := berm.ParseSandboxID(r.PathValue("sandboxID"))
+	id, err := berm.ParseSandboxID(sandboxOf(r))
 	if err != nil {
 		id = "" // what a stranger wrote there
 	}
