@@ -62,8 +62,14 @@ type Container struct{ control.Sandbox }
 // Name is what its creator calls it; "" is nothing.
 func (c *Container) Name() string { return c.Metadata[nameKey] }
 
-// Thread is the conversation that it belongs to; "" is none.
-func (c *Container) Thread() string { return c.Metadata[threadKey] }
+// Thread is the conversation that it belongs to; "" is none. A fork has none, though it has all
+// metadata of its parent.
+func (c *Container) Thread() string {
+	if c.Parent != "" {
+		return ""
+	}
+	return c.Metadata[threadKey]
+}
 
 // Idle is how long it lives without use.
 func (c *Container) Idle() time.Duration { return c.Timeout }
@@ -129,7 +135,7 @@ func (m *Manager) Create(ctx context.Context, r Request) (c Container, made bool
 // find returns the newest container of a thread.
 func (m *Manager) find(owner audit.Actor, thread string) (Container, bool) {
 	for _, s := range m.Sessions.List(control.Filter{Metadata: map[string]string{threadKey: thread}}) {
-		if c, ok := of(s); ok && c.Owner == owner {
+		if c, ok := of(s); ok && c.Owner == owner && c.Thread() == thread {
 			return c, true
 		}
 	}

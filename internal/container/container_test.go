@@ -99,7 +99,7 @@ func (w *world) start() {
 	log := slog.New(slog.DiscardHandler)
 	w.sessions = control.New(control.Config{
 		Engine: w.engine, Templates: templates{dir: w.dir}, Store: w.db, Audit: w.log, Log: log,
-		Seed: make([]byte, 32), MaxTimeout: 24 * time.Hour, SampleEvery: time.Hour, MaxSandboxes: 5,
+		Seed: make([]byte, 32), MaxTimeout: 24 * time.Hour, SampleEvery: time.Hour, MaxSandboxes: 5, SnapshotDir: w.t.TempDir(),
 	})
 	if err := w.sessions.Start(context.Background()); err != nil {
 		w.t.Fatal(err)
@@ -369,6 +369,23 @@ func TestContainersSurviveTheServer(t *testing.T) {
 	}
 }
 
+// A fork is a container, and another one than that of the thread.
+func TestForksLeaveTheThreadAlone(t *testing.T) {
+	w := newWorld(t)
+	defer w.end()
+	c, _ := w.thread(me, "t")
+	children, err := w.sessions.Fork(context.Background(), c.ID, 1, time.Hour, false, other)
+	if err != nil || children[0].Err != nil {
+		t.Fatal(err, children)
+	}
+	if again, made := w.thread(me, "t"); made || again.ID != c.ID {
+		t.Errorf("container %s, made %v, want %s", again.ID, made, c.ID)
+	}
+	if err := w.run(children[0].Sandbox.ID, "print x"); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestPausedContainersWakeWhenUsed(t *testing.T) {
 	w := newWorld(t)
 	defer w.end()
@@ -587,7 +604,7 @@ func TestFiles(t *testing.T) {
 		_, err := w.Upload(ctx, c.ID, name, strings.NewReader(""), me)
 		w.want(berm.Invalid, err, "no name")
 	}
-	_, err = w.Upload(ctx, c.ID, "data", strings.NewReader("x"), me)
+	_, err = w.Upload(ctx, c.ID, "data", strings.NewReader(""), me)
 	w.want(berm.Invalid, err, "directory")
 	// Files are recorded as those of other clients are.
 	var told []string

@@ -60,11 +60,19 @@ type Keepalive struct {
 	Type string `json:"type"` // keepalive
 }
 
-// Kind is the event's type.
-func (e *Output) Kind() string    { return e.Type }
-func (e *Result) Kind() string    { return e.Type }
-func (e *Failure) Kind() string   { return e.Type }
-func (e *Count) Kind() string     { return e.Type }
+// Kind is stdout or stderr.
+func (e *Output) Kind() string { return e.Type }
+
+// Kind is result.
+func (e *Result) Kind() string { return e.Type }
+
+// Kind is error.
+func (e *Failure) Kind() string { return e.Type }
+
+// Kind is number_of_executions.
+func (e *Count) Kind() string { return e.Type }
+
+// Kind is keepalive.
 func (e *Keepalive) Kind() string { return e.Type }
 
 // endType is the type of the last line.

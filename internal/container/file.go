@@ -36,7 +36,9 @@ type File struct {
 const filePrefix = "cfile_"
 
 // FileID is the id of the file at a path: it stands for the path, whatever is there.
-func FileID(path string) string { return filePrefix + base64.RawURLEncoding.EncodeToString([]byte(path)) }
+func FileID(path string) string {
+	return filePrefix + base64.RawURLEncoding.EncodeToString([]byte(path))
+}
 
 // maxPath bounds a path, in bytes, as the kernel does.
 const maxPath = 4095

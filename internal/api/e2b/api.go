@@ -220,7 +220,7 @@ func New(c Config) *API {
 		case last == "tags":
 			tags.ServeHTTP(w, r)
 		default:
-			fail(w, r, http.StatusNotFound, "no such route", "")
+			fail(w, http.StatusNotFound, "no such route")
 		}
 	})
 	return a
@@ -245,7 +245,7 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	// A server under httptest.ResponseRecorder has no connection to bound.
 	_ = http.NewResponseController(w).SetReadDeadline(time.Now().Add(bodyTime))
 	if p := r.URL.EscapedPath(); path.Clean(p) != p {
-		fail(w, r, http.StatusNotFound, "no such route", "") // ServeMux would redirect
+		fail(w, http.StatusNotFound, "no such route") // ServeMux would redirect
 		return
 	}
 	handler, pattern := a.mux.Handler(r)
@@ -254,10 +254,10 @@ func (a *API) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		handler.ServeHTTP(refusal, r)
 		if allow := refusal.header.Get("Allow"); allow != "" {
 			h.Set("Allow", allow)
-			fail(w, r, http.StatusMethodNotAllowed, "method not allowed", "")
+			fail(w, http.StatusMethodNotAllowed, "method not allowed")
 			return
 		}
-		fail(w, r, http.StatusNotFound, "no such route", "")
+		fail(w, http.StatusNotFound, "no such route")
 		return
 	}
 	a.mux.ServeHTTP(w, r)

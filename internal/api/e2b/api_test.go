@@ -22,11 +22,15 @@ import (
 	"github.com/getkin/kin-openapi/routers/gorillamux"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/api/router"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/audittest"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/audit/index"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/builder"
+	"github.com/berm-sandbox/berm/internal/container"
+	"github.com/berm-sandbox/berm/internal/container/containertest"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
@@ -48,6 +52,9 @@ type world struct {
 	eraser  *eraser
 	builder *builder.Builder
 	router  routers.Router
+
+	containers *container.Manager
+	inside     *containertest.Interpreter // of every container
 }
 
 func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
@@ -93,7 +100,12 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.builder.Close)
-	w.Server = httptest.NewServer(New(Config{Builder: w.builder, UploadKey: make([]byte, 32), Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))
+	w.inside = &containertest.Interpreter{}
+	w.engine.Ports = map[uint16]http.Handler{container.Port: w.inside}
+	recorder := capture.New(w.audit, t.TempDir(), true, log)
+	t.Cleanup(recorder.Close)
+	w.containers = container.New(container.Config{Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: "base", Audit: w.audit})
+	w.Server = httptest.NewServer(New(Config{Builder: w.builder, Containers: w.containers, UploadKey: make([]byte, 32), Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}
@@ -237,7 +249,7 @@ func TestEveryRouteNeedsAKey(t *testing.T) {
 	w := newWorld(t)
 	s := w.create(`{"templateID":"base"}`)
 	fill := strings.NewReplacer("{sandboxID}", string(s.SandboxID), "{templateID}", "base", "{alias}", "base",
-		"{hash}", "h", "{buildID}", "b", "{teamID}", "t", "{volumeID}", "v", "{secretID}", "s", "{keyID}", "k", "{tag}", "t")
+		"{hash}", "h", "{buildID}", "b", "{teamID}", "t", "{volumeID}", "v", "{secretID}", "s", "{keyID}", "k", "{tag}", "t", "{containerID}", "i1", "{contextID}", "c", "{fileID}", "f")
 	for _, r := range routes {
 		for name, header := range map[string][]string{
 			"none":         {"X-API-Key", ""},

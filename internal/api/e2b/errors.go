@@ -81,12 +81,8 @@ func (a *API) explain(r *http.Request, err error, trace string) (int, errorBody)
 	return body.Code, body
 }
 
-func fail(w http.ResponseWriter, _ *http.Request, code int, message, hint string) {
-	body := errorBody{Code: code, Message: message}
-	if hint != "" {
-		body.Berm = &errorHint{hint}
-	}
-	_ = answer(w, code, body) // strings always marshal
+func fail(w http.ResponseWriter, code int, message string) {
+	_ = answer(w, code, errorBody{Code: code, Message: message}) // strings always marshal
 }
 
 // answer writes v as JSON. An error of writing means that the client is gone.

@@ -11,6 +11,7 @@ import (
 	"mime/multipart"
 	"net/http"
 	"strings"
+	"sync"
 
 	"google.golang.org/protobuf/proto"
 
@@ -193,18 +194,24 @@ func parts(form *multipart.Reader, path string) (files []audit.FileAccess) {
 	return files
 }
 
-// sum is the size and hash of what is written to it.
+// sum is the size and hash of what is written to it. An agent may answer while a body is still
+// being sent.
 type sum struct {
+	mu   sync.Mutex
 	hash hash.Hash
 	size int64
 }
 
 func (s *sum) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.size += int64(len(p))
 	return s.hash.Write(p)
 }
 
 func (s *sum) access(path string) audit.FileAccess {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return audit.FileAccess{Path: path, Op: "write", Size: s.size, SHA256: hex.EncodeToString(s.hash.Sum(nil))}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"os/user"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -25,11 +26,13 @@ import (
 //	raise NAME      fails
 //	env NAME        writes the value of a variable of the execution
 //	wait            waits until the client leaves
+//	much N          writes N MiB
 //	raw TEXT        sends TEXT as it is
 //	cut             cuts the connection
 type Interpreter struct {
-	// Left gets an element for each client that left during wait; nil for nobody to know.
-	Left chan struct{}
+	// Waits gets an element for each wait that begins, and Left for each whose client left; nil for
+	// nobody to know.
+	Waits, Left chan struct{}
 
 	mu       sync.Mutex
 	contexts []container.Context
@@ -129,12 +132,20 @@ func (i *Interpreter) execute(w http.ResponseWriter, r *http.Request) {
 			send(fields)
 		case "raise":
 			send(map[string]string{"type": "error", "name": rest, "value": "of " + rest, "traceback": "Traceback\n" + rest})
+		case "much":
+			n, _ := strconv.Atoi(rest)
+			for range n {
+				send(map[string]string{"type": "stdout", "text": strings.Repeat("x", 1<<20)})
+			}
 		case "raw":
 			_, _ = fmt.Fprintf(w, "%s\n", rest)
 		case "cut":
 			panic(http.ErrAbortHandler)
 		case "wait":
 			send(map[string]string{"type": "keepalive"})
+			if i.Waits != nil {
+				i.Waits <- struct{}{}
+			}
 			<-r.Context().Done()
 			if i.Left != nil {
 				i.Left <- struct{}{}
