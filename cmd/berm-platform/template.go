@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
@@ -79,35 +80,71 @@ func newTemplateListCommand() *cobra.Command {
 }
 
 func newTemplateBuildCommand() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "build NAME",
-		Short: "Build a template from the distribution's packages",
-		Long: `Build a template from the distribution's packages. Two recipes are built in: "base",
-the default template, a Debian with Python, Node.js, git and the usual tools, and "httpbin",
-whose sandboxes tell on port 8080 what they are asked, for tests.
-Nothing is done when the template is there and its recipe has not changed.
+	var d dockerfileBuild
+	cmd := serverCommand(&cobra.Command{
+		Use:   "build DIR|RECIPE",
+		Short: "Build a template from a Dockerfile, or from the distribution's packages",
+		Long: `Build a template from the Dockerfile in a directory, on a server, or from a recipe, into
+the store of this machine. A path begins with / or is ., .., ./DIR or ../DIR; anything
+else is a recipe.
 
-The host's apt sources and options are used, but do not get into the template.
-Packages' scripts never run as root of the host.`,
+A directory is what COPY and ADD copy from, without what .dockerignore names. Each step
+runs in a sandbox of the server, with the network that it gives sandboxes, and is taken
+from an earlier build that did the same. Ctrl-C ends the build. What the Dockerfile starts
+(CMD, ENTRYPOINT) is not started in sandboxes, but what --start says is.
+
+The recipes are built in: "base", the default template, a Debian with Python, Node.js, git
+and the usual tools, and "httpbin", whose sandboxes tell on port 8080 what they are asked,
+for tests. Nothing is done when the template is there and its recipe has not changed. The
+host's apt sources and options are used, but do not get into the template. Packages'
+scripts never run as root of the host.`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
-		Example: `  berm template build base
+		Example: `  berm template build .
+  berm template build . --name app:v2 --start 'exec ./server' --ready 'curl -sf localhost:8080'
+  berm template build ./app -f ./app/Dockerfile.dev --build-arg VERSION=3 --target test
+  berm template build base
   berm template build base --force   # newest packages`,
-		ValidArgs: template.Recipes(),
-	}
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
+			return template.Recipes(), cobra.ShellCompDirectiveDefault // and files
+		},
+	})
 	asJSON := cli.JSONFlag(cmd)
-	force := cmd.Flags().Bool("force", false, "build it even if nothing has changed")
+	force := cmd.Flags().Bool("force", false, "do all of it again, even if nothing has changed; --no-cache is the same")
+	cmd.Flags().SetNormalizeFunc(func(_ *pflag.FlagSet, name string) pflag.NormalizedName {
+		if name == "no-cache" {
+			name = "force"
+		}
+		return pflag.NormalizedName(name)
+	})
+	ofDirectory := d.flags(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if isPath(args[0]) {
+			return d.run(cmd, args[0], *force, *asJSON)
+		}
+		for _, name := range ofDirectory {
+			if cmd.Flags().Changed(name) {
+				return cli.UsageError{Err: fmt.Errorf("--%s is for a Dockerfile, and %q is a recipe; a directory is ./%s", name, args[0], args[0])}
+			}
+		}
 		store, err := templateStore(cmd)
 		if err != nil {
 			return err
 		}
 		t, err := store.Build(cmd.Context(), args[0], *force, progressTo(cmd.ErrOrStderr()))
 		if err != nil {
+			if info, statErr := os.Stat(args[0]); berm.KindOf(err) == berm.NotFound && statErr == nil && info.IsDir() {
+				return berm.Errorf(berm.NotFound, "%w", err).WithHint("The directory is ./%s", args[0])
+			}
 			return err
 		}
 		return printTemplate(cmd.OutOrStdout(), t, *asJSON)
 	}
 	return cmd
+}
+
+// isPath tells a directory from the name of a recipe.
+func isPath(arg string) bool {
+	return arg == "." || arg == ".." || strings.HasPrefix(arg, "/") || strings.HasPrefix(arg, "./") || strings.HasPrefix(arg, "../")
 }
 
 func newTemplateImportCommand() *cobra.Command {

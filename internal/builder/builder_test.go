@@ -14,6 +14,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,11 +57,48 @@ func TestKeys(t *testing.T) {
 		{Type: "COPY", Args: []string{"a", "b"}, FilesHash: "x"}, {Type: "COPY", Args: []string{"a", "b", "x"}}, {Type: "RUN", Args: []string{"a\x00b"}}, {Type: "RUN", Args: []string{"a", "", "b"}},
 	} {
 		for _, before := range []string{"", "x"} {
-			k := s.key(before)
-			if other, ok := seen[k]; ok {
-				t.Errorf("%+v after %q has the key of %s", s, before, other)
+			for _, from := range []string{"", "x"} {
+				k := s.key(before, from)
+				if other, ok := seen[k]; ok {
+					t.Errorf("%+v after %q from %q has the key of %s", s, before, from, other)
+				}
+				seen[k] = fmt.Sprintf("%+v after %q from %q", s, before, from)
 			}
-			seen[k] = fmt.Sprintf("%+v after %q", s, before)
+		}
+	}
+}
+
+func TestCheck(t *testing.T) {
+	image := From{Image: "i"}
+	run := Step{Type: "run", Args: []string{"x"}}
+	copied := Step{Type: "COPY", Args: []string{"/a", "/b"}}
+	copied.Berm.From = "a"
+	shell := run
+	shell.Berm.Shell, shell.Berm.Env = []string{"/bin/sh", "-c"}, map[string]string{"A": "1"}
+	odd, env, user := copied, shell, Step{Type: "USER", Args: []string{"x"}}
+	odd.Type = "ADD"
+	env.Berm.Env = map[string]string{"A=": "1"}
+	user.Berm.Shell = []string{"x"}
+	stage := Stage{Name: "a", From: image, Steps: []Step{run}}
+	for says, o := range map[string]Order{
+		"":                       {From: From{Stage: "b"}, Stages: []Stage{stage, {Name: "b", From: From{Stage: "a"}, Steps: []Step{copied}}}, Steps: []Step{copied, shell}},
+		"is needed":              {},
+		"not more":               {From: From{Image: "i", Template: "t"}},
+		"no stage \"b\" before":  {From: From{Stage: "b"}, Stages: []Stage{stage}},
+		"step 1: there is no":    {From: image, Steps: []Step{copied}},
+		"step 2: there is no":    {From: image, Stages: []Stage{{Name: "b", From: image, Steps: []Step{run, copied}}, stage}},
+		"name of its own":        {From: image, Stages: []Stage{stage, stage}},
+		"stage \"\": each":       {From: image, Stages: []Stage{{From: image}}},
+		"copies from no stage":   {From: image, Stages: []Stage{stage}, Steps: []Step{odd}},
+		"no name of a variable":  {From: image, Steps: []Step{env}},
+		"has no shell":           {From: image, Steps: []Step{user}},
+		"limited to 50 stages":   {From: image, Stages: make([]Stage, maxStages+1)},
+		"limited to 500 steps":   {From: image, Stages: []Stage{{Name: "a", From: image, Steps: slices.Repeat([]Step{run}, maxSteps)}}, Steps: []Step{run}},
+		"filesHash is no SHA-25": {From: image, Steps: []Step{{Type: "COPY", Args: []string{"a", "b"}}}},
+	} {
+		err := o.Check()
+		if (err == nil) != (says == "") || err != nil && (berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), says)) {
+			t.Errorf("%q: %v", says, err)
 		}
 	}
 }

@@ -5,8 +5,10 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io"
+	"maps"
 	"path"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -16,12 +18,26 @@ import (
 
 // Order is what a template is made of.
 type Order struct {
-	// One of both.
-	FromImage, FromTemplate string
-	Login                   template.Login // to the registry of FromImage; nil is Docker's configuration of this machine
-	Steps                   []Step
-	Start, Ready            string // see berm.Template
-	Force                   bool   // nothing is taken from earlier builds
+	From
+	Stages       []Stage // before the template's own, in the order in which they are made
+	Steps        []Step
+	Start, Ready string // see berm.Template
+	Force        bool   // nothing is taken from earlier builds
+}
+
+// From is what steps begin with: one of Image, Template and Stage.
+type From struct {
+	Image, Template string
+	Login           template.Login // to the registry of Image; nil is Docker's configuration of this machine
+	Stage           string    // the name of one before it
+}
+
+// Stage is made for a template that begins with it or copies from it. Steps are counted over all
+// stages, and those of the template come last.
+type Stage struct {
+	Name string
+	From
+	Steps []Step
 }
 
 // Step is one instruction.
@@ -30,11 +46,17 @@ type Step struct {
 	Args      []string `json:"args"`
 	FilesHash string   `json:"filesHash"` // of COPY and ADD: what was uploaded
 	Force     bool     `json:"force"`     // neither it nor what follows is taken from earlier builds
+	Berm      struct {
+		Shell []string          `json:"shell"` // of RUN: what runs it, as the last argument; nil is bash as at a login
+		Env   map[string]string `json:"env"`   // of RUN: for it alone, where ENV says nothing
+		From  string            `json:"from"`  // of COPY: the stage that has its source, in the place of FilesHash
+	} `json:"berm"`
 }
 
 // Bounds of an order.
 const (
 	maxSteps    = 500
+	maxStages   = 50
 	maxStepSize = 256 << 10 // bytes of all arguments of one step
 )
 
@@ -53,18 +75,52 @@ func invalid(format string, args ...any) error { return berm.Errorf(berm.Invalid
 
 // Check refuses what no build could do.
 func (o *Order) Check() error {
-	switch {
-	case (o.FromImage == "") == (o.FromTemplate == ""):
-		return invalid("one of fromImage and fromTemplate is needed, and not both")
-	case len(o.Steps) > maxSteps:
-		return invalid("a build is limited to %d steps", maxSteps)
-	case len(o.Start)+len(o.Ready) > maxStepSize:
+	if len(o.Start)+len(o.Ready) > maxStepSize {
 		return invalid("startCmd and readyCmd are limited to %d bytes", maxStepSize)
 	}
-	for i := range o.Steps {
-		if err := o.Steps[i].check(); err != nil {
-			return invalid("step %d: %w", i+1, err)
+	if len(o.Stages) > maxStages {
+		return invalid("a build is limited to %d stages", maxStages)
+	}
+	before, steps := map[string]bool{}, 0
+	for _, s := range o.Stages {
+		if s.Name == "" || before[s.Name] {
+			return invalid("stage %q: each has a name of its own", s.Name)
 		}
+		if err := s.check(s.Steps, before, &steps); err != nil {
+			return invalid("stage %q: %w", s.Name, err)
+		}
+		before[s.Name] = true
+	}
+	return o.check(o.Steps, before, &steps)
+}
+
+// check refuses a stage. before are the names of those before it, which had so many steps.
+func (f *From) check(steps []Step, before map[string]bool, counted *int) error {
+	n := 0
+	for _, given := range []string{f.Image, f.Template, f.Stage} {
+		if given != "" {
+			n++
+		}
+	}
+	switch {
+	case n != 1:
+		return invalid("one of fromImage, fromTemplate and berm.fromStage is needed, and not more")
+	case f.Stage != "" && !before[f.Stage]:
+		return invalid("there is no stage %q before it", f.Stage)
+	}
+	for i := range steps {
+		*counted++
+		s := &steps[i]
+		err := s.check()
+		if err == nil && s.Berm.From != "" && !before[s.Berm.From] {
+			err = invalid("there is no stage %q before it", s.Berm.From)
+		}
+		if err != nil {
+			return invalid("step %d: %w", *counted, err)
+		}
+	}
+	if *counted > maxSteps {
+		return invalid("a build is limited to %d steps", maxSteps)
 	}
 	return nil
 }
@@ -73,7 +129,13 @@ func (s *Step) check() error {
 	s.Type = strings.ToUpper(s.Type)
 	n, known := arguments[s.Type]
 	size := 0
-	for _, a := range s.Args {
+	more := slices.Collect(maps.Values(s.Berm.Env))
+	for name := range s.Berm.Env {
+		if !variable.MatchString(name) {
+			return invalid("%q is no name of a variable", name)
+		}
+	}
+	for _, a := range slices.Concat(s.Args, s.Berm.Shell, more) {
 		size += len(a)
 		if strings.ContainsRune(a, 0) {
 			return invalid("an argument holds a NUL byte")
@@ -88,11 +150,15 @@ func (s *Step) check() error {
 		return invalid("the arguments are limited to %d bytes", maxStepSize)
 	case s.Args[0] == "":
 		return invalid("the first argument of %s is empty", s.Type)
+	case s.Type != "RUN" && (s.Berm.Shell != nil || s.Berm.Env != nil):
+		return invalid("%s has no shell", s.Type)
+	case s.Type != "COPY" && s.Berm.From != "":
+		return invalid("%s copies from no stage", s.Type)
 	}
 	switch s.Type {
 	case "COPY", "ADD":
 		switch {
-		case !filesHash.MatchString(s.FilesHash):
+		case s.Berm.From == "" && !filesHash.MatchString(s.FilesHash):
 			return invalid("filesHash is no SHA-256 in hexadecimal digits")
 		case s.arg(1) == "":
 			return invalid("%s has no destination", s.Type)
@@ -137,11 +203,24 @@ func (s *Step) String() string {
 		}
 		return s.Type + " " + strings.Join(pairs, " ")
 	}
+	if s.Berm.From != "" {
+		return s.Type + " --from=" + s.Berm.From + " " + strings.Join(s.Args, " ")
+	}
 	return s.Type + " " + strings.Join(s.Args, " ")
 }
 
-// key names what a step comes to, after all that came before it.
-func (s *Step) key(before string) string { return key(before, s.Type, s.Args, s.FilesHash) }
+// key names what a step comes to, after all that came before it; from is the key of the stage of
+// which it copies.
+func (s *Step) key(before, from string) string {
+	values := []any{before, s.Type, s.Args, s.FilesHash}
+	if s.Berm.Shell != nil || len(s.Berm.Env) > 0 {
+		values = append(values, s.Berm.Shell, s.Berm.Env)
+	}
+	if from != "" {
+		values = append(values, from)
+	}
+	return key(values...)
+}
 
 // key is a hash over values that no two sequences of values share.
 func key(values ...any) string {

@@ -36,12 +36,17 @@ type running struct {
 	actor audit.Actor
 	step  string // what it is at, as in template.Failure
 	stage template.Stage
-	fresh bool // nothing of earlier builds is taken from here on
+	fresh bool                      // nothing of earlier builds is taken from here on
+	made  map[string]template.Stage // what the stages of the order came to
+	steps int                       // of all stages
 }
 
 // run makes the template and closes the books of the build.
 func (b *Builder) run(ctx context.Context, s *build, o Order, actor audit.Actor) {
-	r := &running{b: b, build: s, order: o, actor: actor, step: stepBase, fresh: o.Force}
+	r := &running{b: b, build: s, order: o, actor: actor, fresh: o.Force, made: map[string]template.Stage{}, steps: len(o.Steps)}
+	for _, stage := range o.Stages {
+		r.steps += len(stage.Steps)
+	}
 	t, err := r.all(ctx)
 	if err != nil && ctx.Err() != nil && b.ctx.Err() == nil {
 		err = context.Cause(ctx)
@@ -72,7 +77,7 @@ func (b *Builder) run(ctx context.Context, s *build, o Order, actor audit.Actor)
 	}
 	if err := b.Audit.Emit(audit.Record{
 		Type: audit.TemplateBuild, Src: "builder", Trust: audit.TrustHost, Outcome: outcome, Reason: reason, Actor: actor,
-		Data: map[string]any{"template": s.TemplateID, "build": s.ID, "names": s.Names, "steps": len(o.Steps), "ms": now.Sub(s.CreatedAt).Milliseconds()},
+		Data: map[string]any{"template": s.TemplateID, "build": s.ID, "names": s.Names, "steps": r.steps, "ms": now.Sub(s.CreatedAt).Milliseconds()},
 	}); err != nil {
 		b.Log.Error("audit record lost", "type", audit.TemplateBuild, "build", s.ID, "error", err)
 	}
@@ -119,17 +124,34 @@ func (r *running) all(ctx context.Context) (berm.Template, error) {
 		}
 	}
 	defer func() { <-r.b.turn }()
-	if err := r.base(ctx); err != nil {
-		return berm.Template{}, err
-	}
-	for i := range r.order.Steps {
-		r.step = strconv.Itoa(i + 1)
-		if err := r.instruction(ctx, &r.order.Steps[i]); err != nil {
+	n := 0
+	for _, s := range r.order.Stages {
+		if err := r.follow(ctx, &s.From, s.Steps, &n); err != nil {
 			return berm.Template{}, err
 		}
+		r.made[s.Name] = r.stage
+	}
+	if err := r.follow(ctx, &r.order.From, r.order.Steps, &n); err != nil {
+		return berm.Template{}, err
 	}
 	r.step = stepFinal
 	return r.finish(ctx)
+}
+
+// follow does the steps of one stage, after n others.
+func (r *running) follow(ctx context.Context, from *From, steps []Step, n *int) error {
+	r.step, r.fresh = stepBase, r.order.Force
+	if err := r.base(ctx, from, len(steps) > 0 || from == &r.order.From); err != nil {
+		return err
+	}
+	for i := range steps {
+		*n++
+		r.step = strconv.Itoa(*n)
+		if err := r.instruction(ctx, &steps[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // finish makes the template of the last stage, when what it starts in each sandbox was seen to work.
@@ -205,29 +227,38 @@ func (r *running) take(ctx context.Context, key, title string, do func(template.
 	return do(begin)
 }
 
-// base finds the image or the template to begin with.
-func (r *running) base(ctx context.Context) error {
-	if r.order.FromTemplate != "" {
-		t, err := r.b.Store.Resolve(ctx, r.order.FromTemplate[strings.LastIndex(r.order.FromTemplate, "/")+1:])
+// base finds the image, the template or the stage to begin with. A stage that has no steps is taken
+// as it is.
+func (r *running) base(ctx context.Context, from *From, steps bool) error {
+	if from.Stage != "" {
+		release, err := r.b.Store.Hold(ctx)
+		if err != nil {
+			return err
+		}
+		defer release()
+		return r.reach(r.made[from.Stage])
+	}
+	if from.Template != "" {
+		t, err := r.b.Store.Resolve(ctx, from.Template[strings.LastIndex(from.Template, "/")+1:])
 		if err != nil {
 			return &stepError{err}
 		}
-		return r.from(ctx, "FROM template "+r.order.FromTemplate, t, false)
+		return r.from(ctx, "FROM template "+from.Template, t, false)
 	}
-	if image, _, _ := strings.Cut(strings.TrimPrefix(r.order.FromImage, "docker.io/"), ":"); image == baseImage {
+	if image, _, _ := strings.Cut(strings.TrimPrefix(from.Image, "docker.io/"), ":"); image == baseImage {
 		t, err := r.b.Store.Ensure(ctx, template.Base, r.progress())
 		if err != nil {
 			return &stepError{err}
 		}
-		return r.from(ctx, "FROM "+r.order.FromImage, t, false)
+		return r.from(ctx, "FROM "+from.Image, t, false)
 	}
-	r.say("info", "Looking for image "+r.order.FromImage)
-	opts := template.ImportOptions{Setuid: true, Pull: r.order.Login != nil, Login: r.order.Login, Registries: r.b.Registries, Transport: r.b.outside}
-	t, err := r.b.Store.Image(ctx, r.order.FromImage, opts, r.progress())
+	r.say("info", "Looking for image "+from.Image)
+	opts := template.ImportOptions{Setuid: true, Pull: from.Login != nil, Login: from.Login, Registries: r.b.Registries, Transport: r.b.outside}
+	t, err := r.b.Store.Image(ctx, from.Image, opts, r.progress())
 	if err != nil {
 		return &stepError{err}
 	}
-	return r.from(ctx, "FROM "+r.order.FromImage, t, true)
+	return r.from(ctx, "FROM "+from.Image, t, steps)
 }
 
 // progress tells of an import in the build's log, without the counts of bytes.
@@ -239,9 +270,9 @@ func (r *running) progress() template.Progress {
 	}
 }
 
-// from begins with a template. Images get what E2B's templates have: a user `user` with a home, who
-// may use sudo where that is installed.
-func (r *running) from(ctx context.Context, title string, t berm.Template, image bool) error {
+// from begins with a template. provided gives an image what E2B's templates have: a user `user` with
+// a home, who may use sudo where that is installed.
+func (r *running) from(ctx context.Context, title string, t berm.Template, provided bool) error {
 	release, err := r.b.Store.Hold(ctx)
 	if err != nil {
 		return err
@@ -253,7 +284,7 @@ func (r *running) from(ctx context.Context, title string, t berm.Template, image
 		return err
 	}
 	r.say("info", fmt.Sprintf("[base] %s: %d layers, %d MiB", title, len(t.Layers), t.Size>>20))
-	if !image {
+	if !provided {
 		return nil
 	}
 	return r.take(ctx, key(r.stage.Key, provision), "[base] adding the user and the directories that sandboxes have", func(g template.Stage) error {
@@ -294,8 +325,8 @@ fi
 // instruction does one step of the order.
 func (r *running) instruction(ctx context.Context, s *Step) error {
 	r.fresh = r.fresh || s.Force
-	number := fmt.Sprintf("[builder %s/%d] ", r.step, len(r.order.Steps))
-	return r.take(ctx, s.key(r.stage.Key), number+s.String(), func(g template.Stage) error {
+	number := fmt.Sprintf("[builder %s/%d] ", r.step, r.steps)
+	return r.take(ctx, s.key(r.stage.Key, r.made[s.Berm.From].Key), number+s.String(), func(g template.Stage) error {
 		ctx, cancel := context.WithTimeoutCause(ctx, stepTime, &stepError{fmt.Errorf("step %s took longer than %s", r.step, stepTime)})
 		defer cancel()
 		err := r.do(ctx, s, g)
@@ -307,16 +338,18 @@ func (r *running) instruction(ctx context.Context, s *Step) error {
 }
 
 func (r *running) do(ctx context.Context, s *Step, g template.Stage) error {
-	line := r.output("builder " + r.step + "/" + strconv.Itoa(len(r.order.Steps)))
-	as := func(user string, argv ...string) func(*sandbox) error {
+	line := r.output("builder " + r.step + "/" + strconv.Itoa(r.steps))
+	// What the builder does itself does not depend on the template's variables.
+	own := func(script string, args ...string) func(*sandbox) error {
 		return func(sb *sandbox) error {
-			return sb.run(ctx, command{user: user, workdir: g.Workdir, env: g.Env, argv: argv, line: line})
+			return sb.run(ctx, command{user: "root", workdir: "/", argv: append([]string{"/bin/sh", "-c", script, "sh"}, args...), line: line})
 		}
 	}
 	switch s.Type {
 	case "ENV", "ARG":
 		// What one pair sets, the pairs beside it do not see: as in a Dockerfile.
-		before := maps.Clone(g.Env)
+		before := map[string]string{"PATH": defaultPath}
+		maps.Copy(before, g.Env)
 		if g.Env == nil {
 			g.Env = map[string]string{}
 		}
@@ -326,7 +359,7 @@ func (r *running) do(ctx context.Context, s *Step, g template.Stage) error {
 		return r.reach(g)
 	case "WORKDIR":
 		dir := absolute(g.Workdir, expand(s.Args[0], g.Env))
-		err := r.inside(ctx, g, as("root", "/bin/sh", "-c", makeDirs, "sh", dir, g.User), func(g *template.Stage) { g.Workdir = dir })
+		err := r.inside(ctx, g, own(makeDirs, dir, g.User), func(g *template.Stage) { g.Workdir = dir })
 		return describe(err, "set the working directory '%s'", dir)
 	case "USER":
 		home := "/"
@@ -338,10 +371,21 @@ func (r *running) do(ctx context.Context, s *Step, g template.Stage) error {
 			}
 			output(stderr, text)
 		}
-		err := r.inside(ctx, g, as("root", "/bin/sh", "-c", makeUser, "sh", s.Args[0], s.arg(1)), func(g *template.Stage) { g.User, g.Workdir = s.Args[0], home })
+		err := r.inside(ctx, g, own(makeUser, s.Args[0], s.arg(1)), func(g *template.Stage) { g.User, g.Workdir = s.Args[0], home })
 		return describe(err, "set the user '%s'", s.Args[0])
 	case "RUN":
-		err := r.inside(ctx, g, as(cmp.Or(s.arg(1), g.User), "/bin/bash", "-l", "-c", s.Args[0]), nil)
+		shell := s.Berm.Shell
+		if shell == nil {
+			shell = []string{"/bin/bash", "-l", "-c"}
+		}
+		env := maps.Clone(s.Berm.Env)
+		if env == nil {
+			env = map[string]string{}
+		}
+		maps.Copy(env, g.Env)
+		err := r.inside(ctx, g, func(sb *sandbox) error {
+			return sb.run(ctx, command{user: cmp.Or(s.arg(1), g.User), workdir: g.Workdir, env: env, argv: append(slices.Clone(shell), s.Args[0]), line: line})
+		}, nil)
 		return describe(err, "run command '%s'", s.Args[0])
 	}
 	err := r.inside(ctx, g, func(sb *sandbox) error { return r.copy(ctx, s, g, sb, line) }, nil)
@@ -361,6 +405,9 @@ type insideError struct{ err error }
 
 func (e *insideError) Error() string { return e.err.Error() }
 func (e *insideError) Unwrap() error { return e.err }
+
+// defaultPath is what the guest agent gives commands for which nobody says another.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 func absolute(workdir, dir string) string {
 	if path.IsAbs(dir) {

@@ -153,6 +153,25 @@ func (s *sandbox) upload(ctx context.Context, name string, content io.Reader) er
 	return nil
 }
 
+// download opens a file inside, as root.
+func (s *sandbox) download(ctx context.Context, name string) (io.ReadCloser, error) {
+	from := "http://agent/files?" + url.Values{"path": {name}, "username": {"root"}}.Encode()
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, from, nil)
+	if err != nil {
+		return nil, err
+	}
+	answer, err := s.http.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode/100 != 2 {
+		defer answer.Body.Close()
+		text, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10))
+		return nil, berm.Errorf(berm.Invalid, "the files could not be read: %s", bytes.TrimSpace(text))
+	}
+	return answer.Body, nil
+}
+
 // lines takes output apart into lines.
 type lines struct {
 	say     func(string)

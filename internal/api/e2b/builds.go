@@ -132,11 +132,24 @@ func (a *API) startBuild(w http.ResponseWriter, r *http.Request) error {
 		Steps              []builder.Step
 		StartCmd, ReadyCmd string
 		Force              bool
+		Berm               struct {
+			Stages []struct {
+				Name, FromImage, FromTemplate, FromStage string
+				Steps                                    []builder.Step
+			}
+			FromStage string
+		}
 	}
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
-	o := builder.Order{FromImage: in.FromImage, FromTemplate: in.FromTemplate, Steps: in.Steps, Start: in.StartCmd, Ready: in.ReadyCmd, Force: in.Force}
+	o := builder.Order{
+		From:  builder.From{Image: in.FromImage, Template: in.FromTemplate, Stage: in.Berm.FromStage},
+		Steps: in.Steps, Start: in.StartCmd, Ready: in.ReadyCmd, Force: in.Force,
+	}
+	for _, s := range in.Berm.Stages {
+		o.Stages = append(o.Stages, builder.Stage{Name: s.Name, From: builder.From{Image: s.FromImage, Template: s.FromTemplate, Stage: s.FromStage}, Steps: s.Steps})
+	}
 	if c := in.FromImageRegistry; c != nil {
 		var err error
 		switch c.Type {
