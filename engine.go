@@ -167,6 +167,9 @@ type First struct {
 	Namespace uint32 `json:"namespace"` // inode of its pid namespace
 	// Watch is the socket on which the monitor tells what is executed inside; "" is none.
 	Watch string `json:"watch,omitempty"`
+	// Stream says that Watch hands over the events of the kernel that is inside. Its processes are
+	// none of this host's, and the rest is not set then.
+	Stream bool `json:"stream,omitempty"`
 }
 
 // Policy is what one sandbox is held to, in full: the answer to "what exactly may

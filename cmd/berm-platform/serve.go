@@ -156,8 +156,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		if os.Geteuid() == 0 { // an ordinary user's layers cannot be read from outside
 			c.Images = images
 		}
-		c.Drivers = func(watch bool) ([]berm.Driver, error) {
-			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares), Watch: watch}, second)
+		c.Drivers = func(watch serve.Watch) ([]berm.Driver, error) {
+			second.Watch = watch.GVisor
+			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares), Watch: watch.Host}, second)
 		}
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {
 			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})

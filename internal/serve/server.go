@@ -108,11 +108,10 @@ type Config struct {
 	ContainerTemplate string
 	// Images is where templates are built; nil builds none.
 	Images *template.Store
-	// Registries are those that images are fetched from in a way of their own.
+// Registries are those that images are fetched from in a way of their own.
 	Registries *template.Registries
-	// Drivers makes the drivers of this machine, once the data directory is held. watch has
-	// monitors listen for what is executed inside, because this process cannot see it.
-	Drivers func(watch bool) ([]berm.Driver, error)
+	// Drivers makes the drivers of this machine, once the data directory is held.
+	Drivers func(Watch) ([]berm.Driver, error)
 	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
 	Hold func(ctx context.Context, spec berm.Spec) error
 	// HoldLayers does so for a snapshot; see control.Config.
@@ -233,6 +232,13 @@ const (
 	grace = 5 * time.Second
 )
 
+// Watch says of which sandboxes monitors have to hear what runs inside, because this process cannot
+// see it.
+type Watch struct {
+	Host   bool // those on this host's kernel
+	GVisor bool
+}
+
 // SettingError is about a setting that this machine cannot give.
 type SettingError struct{ Err error }
 
@@ -277,9 +283,13 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("secrets", secrets.Close()) })
-	processes, watch := c.processes(records)
-	if processes != nil {
-		cu.Add(processes.Close)
+	var processes control.Processes
+	var watch Watch
+	if slices.Contains(c.Record, RecordProcesses) {
+		host, listen := c.onHost(records)
+		inside := recorder{process.NewStreams(records, c.Log), host}
+		cu.Add(inside.Close)
+		processes, watch = inside, Watch{Host: listen, GVisor: true}
 	}
 	drivers, err := c.Drivers(watch)
 	if err != nil {
@@ -329,9 +339,7 @@ func Run(ctx context.Context, c Config) error {
 		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), HoldLayers: c.HoldLayers,
 		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools, Boot: boot(),
 	})
-	if processes != nil {
-		sessions.Processes = processes
-	}
+	sessions.Processes = processes
 	if err := sessions.Start(ctx); err != nil {
 		return err
 	}
@@ -422,12 +430,37 @@ type processes interface {
 	Close()
 }
 
-// processes begins to record what runs inside sandboxes, where the host lets it. watch says that
-// monitors have to listen for it.
-func (c *Config) processes(records audit.Emitter) (_ processes, watch bool) {
-	if !slices.Contains(c.Record, RecordProcesses) {
-		return nil, false
+// recorder records what runs inside sandboxes on kernels of their own, and of the others by host,
+// nil where nothing can.
+type recorder struct {
+	*process.Streams
+	host processes
+}
+
+func (r recorder) Follow(id berm.SandboxID, first *berm.First, late bool) error {
+	if r.host == nil || first != nil && first.Stream {
+		return r.Streams.Follow(id, first, late)
 	}
+	return r.host.Follow(id, first, late)
+}
+
+func (r recorder) Forget(id berm.SandboxID) {
+	r.Streams.Forget(id)
+	if r.host != nil {
+		r.host.Forget(id)
+	}
+}
+
+func (r recorder) Close() {
+	r.Streams.Close()
+	if r.host != nil {
+		r.host.Close()
+	}
+}
+
+// onHost begins to record what runs inside sandboxes on this host's kernel, where that lets it.
+// watch says that monitors have to listen for it.
+func (c *Config) onHost(records audit.Emitter) (_ processes, watch bool) {
 	collector, because := process.New(records, c.Log)
 	if because == nil {
 		return collector, false

@@ -30,14 +30,111 @@ func TestAudit(t *testing.T) {
 	s := harness.Serve(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	t.Run("Ways", func(t *testing.T) { auditWays(ctx, t, s) })
+	t.Run("Ways", func(t *testing.T) {
+		log := auditWays(ctx, t, s, "kernel", true)
+		for pid, n := range log.forks {
+			if log.exits[pid] != n {
+				t.Errorf("process %d has %d beginnings and %d ends", pid, n, log.exits[pid])
+			}
+		}
+	})
 	t.Run("AgentKilled", func(t *testing.T) { auditWithoutAgent(ctx, t, s) })
 	t.Run("Forged", func(t *testing.T) { auditForged(ctx, t, s) })
 }
 
+// TestAuditGVisor has processes told of by the kernel that they run on.
+func TestAuditGVisor(t *testing.T) {
+	harness.Slow(t)
+	if os.Geteuid() != 0 {
+		t.Skip("level gvisor is for servers of root")
+	}
+	s := harness.Serve(t, "--level", "gvisor")
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	t.Run("Ways", func(t *testing.T) { auditWays(ctx, t, s, "gvisor", false) })
+	t.Run("GoesOn", func(t *testing.T) { auditGoesOn(ctx, t, s) })
+	t.Run("Flood", func(t *testing.T) { auditFlood(ctx, t, s) })
+}
+
+// auditGoesOn pauses a sandbox, whose memory another gVisor goes on with, and restarts the server.
+func auditGoesOn(ctx context.Context, t *testing.T, s *harness.Server) {
+	box, err := s.Create(ctx, 2*time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	run := func(name string) {
+		t.Helper()
+		if r, err := box.Run(ctx, harness.Shell("root", "/bin/true "+name)); err != nil || r.Code != 0 {
+			t.Fatalf("%v: %s", err, r.Stderr)
+		}
+	}
+	run("before-pause")
+	if err := s.Call(ctx, "POST", "/sandboxes/"+box.ID+"/pause", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Call(ctx, "POST", "/sandboxes/"+box.ID+"/connect", map[string]any{"timeout": 120}, nil); err != nil {
+		t.Fatal(err)
+	}
+	run("after-pause")
+	s.Crash()
+	if err := s.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	run("after-restart")
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	log := endedIn(t, filepath.Join(s.Data, "audit"), box.ID)
+	for _, name := range []string{"before-pause", "after-pause", "after-restart"} {
+		if n := len(log.ran(t, name)); n != 1 {
+			t.Errorf("%s: %d records", name, n)
+		}
+	}
+}
+
+// auditFlood starts more than can be told of: what is missing is counted, and nothing waits.
+func auditFlood(ctx context.Context, t *testing.T, s *harness.Server) {
+	box, err := s.Create(ctx, 5*time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const each, at = 900, 4
+	script := fmt.Sprintf("for j in $(seq %d); do (i=0; while [ $i -lt %d ]; do (:); i=$((i+1)); done) & done; wait", at, each)
+	if r, err := box.Run(ctx, harness.Shell("root", script)); err != nil || r.Code != 0 {
+		t.Fatalf("%v: %s", err, r.Stderr)
+	}
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	log := endedIn(t, filepath.Join(s.Data, "audit"), box.ID)
+	told := 0
+	for _, n := range log.forks {
+		told += n
+	}
+	for _, r := range log.all {
+		var sum struct {
+			Type  audit.Type
+			Count int
+		}
+		raw, err := json.Marshal(r.Data)
+		if err == nil {
+			err = json.Unmarshal(raw, &sum)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Type == audit.ProcSum && sum.Type == audit.ProcFork || r.Type == audit.Gap {
+			told += sum.Count
+		}
+	}
+	if told < each*at {
+		t.Errorf("of %d processes %d are told of", each*at, told)
+	}
+}
+
 // auditWays has static programs run in all ways: children, threads, double forks, in memory, by
 // the names that busybox goes by.
-func auditWays(ctx context.Context, t *testing.T, s *harness.Server) {
+func auditWays(ctx context.Context, t *testing.T, s *harness.Server, source string, hashed bool) recorded {
 	programs := waysPrograms(ctx, t)
 	box, err := s.Create(ctx, 2*time.Minute, nil)
 	if err != nil {
@@ -60,17 +157,13 @@ func auditWays(ctx context.Context, t *testing.T, s *harness.Server) {
 	if err := box.Kill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	log := ended(t, s, box.ID)
-	for _, p := range log.ways(t, programs) {
+	log := ended(t, s, box.ID, source)
+	for _, p := range log.ways(t, programs, hashed) {
 		if log.forks[p.PID] == 0 || log.exits[p.PID] == 0 {
 			t.Errorf("%v: process %d has %d beginnings and %d ends", p.Argv, p.PID, log.forks[p.PID], log.exits[p.PID])
 		}
 	}
-	for pid, n := range log.forks {
-		if log.exits[pid] != n {
-			t.Errorf("process %d has %d beginnings and %d ends", pid, n, log.exits[pid])
-		}
-	}
+	return log
 }
 
 // waysPrograms are the programs that waysScript wants in /tmp, by their names there.
@@ -100,7 +193,7 @@ const waysScript = `set -e
 	sleep 1`
 
 // ways checks that all is recorded that waysScript executed, and returns its records.
-func (r recorded) ways(t *testing.T, programs map[string]string) (all []audit.Process) {
+func (r recorded) ways(t *testing.T, programs map[string]string, hashed bool) (all []audit.Process) {
 	t.Helper()
 	sums := map[string]string{}
 	for name, path := range programs {
@@ -110,6 +203,9 @@ func (r recorded) ways(t *testing.T, programs map[string]string) (all []audit.Pr
 		}
 		hash := sha256.Sum256(content)
 		sums["/tmp/"+name] = hex.EncodeToString(hash[:])
+	}
+	if !hashed {
+		clear(sums)
 	}
 	want := map[string]string{}
 	for _, name := range []string{"child", "stays", "double-fork", "exec-in-a-thread", "memfd-short", "memfd"} {
@@ -132,6 +228,9 @@ func (r recorded) ways(t *testing.T, programs map[string]string) (all []audit.Pr
 		of := p.Exe
 		if strings.HasPrefix(name, "memfd") {
 			exe, of = "memfd:ways", strings.TrimPrefix(strings.TrimSuffix(p.Exe, " (deleted)"), "/")
+			if !hashed {
+				exe = "dev/fd/3" // as execveat(2) names it to an interpreter
+			}
 		}
 		// Of a file in memory that was gone when it was looked at, nothing else is known.
 		if hash := sums["/tmp/ways"]; of != exe || p.SHA256 != sums[exe] && p.SHA256 != hash && name != "memfd-short" {
@@ -161,7 +260,7 @@ func auditWithoutAgent(ctx context.Context, t *testing.T, s *harness.Server) {
 	if err := box.Kill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	log := ended(t, s, box.ID)
+	log := ended(t, s, box.ID, "kernel")
 	for n := range 3 {
 		for i := range 10 {
 			if name := fmt.Sprintf("unseen-%d-%d", n+1, i+1); len(log.ran(t, name)) != 1 {
@@ -196,7 +295,7 @@ func auditForged(ctx context.Context, t *testing.T, s *harness.Server) {
 	if err := box.Kill(ctx); err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range ended(t, s, box.ID).all {
+	for _, r := range ended(t, s, box.ID, "kernel").all {
 		if r.Trust != audit.TrustHost {
 			t.Errorf("%+v", r)
 		}
@@ -228,13 +327,13 @@ type recorded struct {
 	forks, exits map[int]int // by process id inside
 }
 
-// ended reads the log when it has the end of a sandbox, whose processes the kernel told of.
-func ended(t *testing.T, s *harness.Server, id string) recorded {
+// ended reads the log when it has the end of a sandbox, whose processes source told of.
+func ended(t *testing.T, s *harness.Server, id, source string) recorded {
 	t.Helper()
 	log := endedIn(t, filepath.Join(s.Data, "audit"), id)
 	for _, r := range log.all {
 		switch {
-		case r.Type == audit.ProcSum || r.Type == audit.Gap, strings.HasPrefix(string(r.Type), "proc.") && (r.Src != "kernel" || r.Trust != audit.TrustHost):
+		case r.Type == audit.ProcSum || r.Type == audit.Gap, strings.HasPrefix(string(r.Type), "proc.") && (r.Src != source || r.Trust != audit.TrustHost):
 			t.Errorf("%+v", r)
 		}
 	}

@@ -79,7 +79,7 @@ func localWays(t *testing.T, a *account) {
 	}
 	a.sh(t, "cp "+dir+"/* /tmp; "+waysScript, "--ro", dir)
 	log := a.log(t)
-	log.ways(t, programs)
+	log.ways(t, programs, true)
 	ended := map[int]int{}
 	for _, r := range log.all {
 		var p audit.Process

@@ -7,7 +7,6 @@ import (
 	"net"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,14 +24,7 @@ type Listeners struct {
 	log    *slog.Logger
 	hashes ledger.Hashes
 
-	mu        sync.Mutex
-	following map[berm.SandboxID]*following
-}
-
-// following is a sandbox that is followed.
-type following struct {
-	conn *net.UnixConn
-	done chan struct{} // closed when all is recorded
+	followed
 }
 
 // NewListeners begins to collect. Kind Unsupported says what the host lacks.
@@ -40,7 +32,7 @@ func NewListeners(emitter audit.Emitter, log *slog.Logger) (*Listeners, error) {
 	if err := notify.Check(); err != nil {
 		return nil, err
 	}
-	return &Listeners{audit: emitter, log: log, following: map[berm.SandboxID]*following{}}, nil
+	return &Listeners{audit: emitter, log: log}, nil
 }
 
 // Follow begins with a sandbox. late says that there was a time in which nobody did, of which the
@@ -53,19 +45,11 @@ func (l *Listeners) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 	if err != nil {
 		return berm.Errorf(berm.NotFound, "the monitor of sandbox %s does not tell what runs inside: %w", id, err)
 	}
-	f := &following{conn: conn, done: make(chan struct{})}
-	l.mu.Lock()
-	before := l.following[id]
-	l.following[id] = f
-	l.mu.Unlock()
-	if before != nil {
-		before.conn.Close()
-	}
 	book := ledger.New(emitTo(l.audit, l.log, id, "seccomp"))
 	if late {
 		book.Gap("no server ran", 0)
 	}
-	go l.read(f, book)
+	l.begin(id, conn, func() { l.read(conn, book) })
 	return nil
 }
 
@@ -81,15 +65,13 @@ func dial(path string) (*net.UnixConn, error) {
 }
 
 // read makes records until the sandbox ends.
-func (l *Listeners) read(f *following, book *ledger.Ledger) {
-	defer close(f.done)
-	defer f.conn.Close()
+func (l *Listeners) read(conn *net.UnixConn, book *ledger.Ledger) {
 	var lost uint64
 	defer func() { book.Sum(lost) }()
 	buffer := notify.NewBuffer()
 	for next := time.Now().Add(time.Second); ; {
-		_ = f.conn.SetReadDeadline(next)
-		told, err := notify.Receive(f.conn, buffer)
+		_ = conn.SetReadDeadline(next)
+		told, err := notify.Receive(conn, buffer)
 		if now := time.Now(); now.After(next) {
 			book.Sum(lost)
 			next = now.Add(time.Second)
@@ -106,31 +88,5 @@ func (l *Listeners) read(f *following, book *ledger.Ledger) {
 		}
 		lost = told.Lost
 		book.Heard(told.Event, &l.hashes, nil)
-	}
-}
-
-// Forget ends it, when the sandbox has ended and what is known of its processes is recorded.
-func (l *Listeners) Forget(id berm.SandboxID) {
-	l.mu.Lock()
-	f := l.following[id]
-	delete(l.following, id)
-	l.mu.Unlock()
-	if f == nil {
-		return
-	}
-	select {
-	case <-f.done:
-	case <-time.After(endTime):
-	}
-	f.conn.Close()
-}
-
-// Close ends it, and leaves the sandboxes to another one.
-func (l *Listeners) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, f := range l.following {
-		f.conn.Close()
-		<-f.done
 	}
 }

@@ -34,6 +34,8 @@ type Config struct {
 	// Platform is how gVisor gets hold of system calls: systrap, ptrace or kvm. "" is the
 	// first of systrap and ptrace that works here.
 	Platform string
+	// Watch has gVisor tell of the processes inside: see berm.First.
+	Watch bool
 }
 
 // Driver makes sandboxes of the gvisor level. It is a berm.Driver.
@@ -90,7 +92,7 @@ const setUp = capability.Inside | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETPCAP
 
 // wall is what init, runsc and the monitor are told, and the policy that it amounts to.
 func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order, error) {
-	order := launch.Order{Limits: spec.Limits}
+	order := launch.Order{Limits: spec.Limits, Watch: d.config.Watch}
 	made := d.manifest(f, spec)
 	var from manifest
 	if spec.Memory {

@@ -202,6 +202,11 @@ func (s *Sandbox) stage(userns, network *os.File, trees []*os.File) error {
 	if err := mount.Attach(int(proc.Fd()), unix.AT_FDCWD, "proc"); err != nil {
 		return err
 	}
+	if s.order.Watch {
+		if err := s.takeEvents(); err != nil {
+			return err
+		}
+	}
 	g := s.order.GVisor
 	for target, source := range map[string]string{"bin/runsc": g.Runsc, "dev/null": os.DevNull, StagePrograms[1:] + "/" + filepath.Base(g.Init): g.Init, StagePrograms[1:] + "/" + filepath.Base(g.Agent): g.Agent} {
 		attr, ids := uint64(mount.ReadOnly|mount.NoSuid|mount.NoDev), userns
@@ -336,6 +341,9 @@ func (s *Sandbox) runsc(control, connections, group *os.File) error {
 	}
 	defer null.Close()
 	argv := append([]string{"runsc", "--root=/" + stageState, "--log=/" + stageLog}, s.order.GVisor.Flags...)
+	if s.order.Watch {
+		argv = append(argv, "--pod-init-config=/"+stageEventsConfig)
+	}
 	if s.order.GVisor.From == nil {
 		argv = append(argv, "run")
 	} else {

@@ -44,10 +44,12 @@ type Sandbox struct {
 
 	linkSocket  *net.UnixListener
 	keepSocket  *net.UnixListener
-	agentSocket *net.UnixListener // nil where the agent listens itself
-	kept        *os.File          // under mu; nil for none
-	upper       *os.File          // root of the writable layer's mount; nil when init made it
-	image       *os.File          // what that is a mount of; nil when it is of a directory
+	agentSocket *net.UnixListener  // nil where the agent listens itself
+	events      chan *net.UnixConn // gets stream when gVisor has connected, and is closed
+	stream      *net.UnixConn      // gVisor's events; nil when nobody wants them
+	kept        *os.File           // under mu; nil for none
+	upper       *os.File           // root of the writable layer's mount; nil when init made it
+	image       *os.File           // what that is a mount of; nil when it is of a directory
 	ending      atomic.Bool
 	looks       *looks // at the writable layer; nil when there is none to see
 	group       *cgroup.Group
@@ -209,7 +211,11 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 		return nil, err
 	}
 	if order.Watch {
-		if err := s.serveWatch(); err != nil {
+		serve := s.serveWatch
+		if order.GVisor != nil {
+			serve = s.serveEvents
+		}
+		if err := serve(); err != nil {
 			return nil, err
 		}
 	}
@@ -901,11 +907,14 @@ func (s *Sandbox) endWatch() {
 	}
 }
 
-// First is init, or nil when it is no process of the host's, or neither its namespace can be told,
-// as to who is not root, nor anybody listens.
+// First is init, or nil when neither its namespace can be told, as to who is not root, nor anybody
+// listens.
 func (s *Sandbox) First() *berm.First {
-	if s.order.GVisor != nil {
+	if s.order.GVisor != nil && s.stream == nil {
 		return nil
+	}
+	if s.order.GVisor != nil {
+		return &berm.First{Watch: filepath.Join(s.order.Directory, monitor.WatchFile), Stream: true}
 	}
 	first := &berm.First{PID: s.pid}
 	if s.watchSocket != nil {
@@ -1017,8 +1026,10 @@ func (s *Sandbox) close() {
 	s.mu.Lock()
 	kept := s.kept
 	s.mu.Unlock()
-	if s.pipe != nil {
-		s.pipe.Close()
+	for _, c := range []*net.UnixConn{s.pipe, s.stream} {
+		if c != nil {
+			c.Close()
+		}
 	}
 	for _, f := range []*os.File{s.control, s.ready, s.serving, s.link, s.upper, s.image, s.pidfd, s.root, kept} {
 		if f != nil {
