@@ -106,6 +106,12 @@ func (s *Server) Create(ctx context.Context, timeout time.Duration, options map[
 	return sandbox, nil
 }
 
+// Sandbox finds a sandbox that is there.
+func (s *Server) Sandbox(ctx context.Context, id string) (*Sandbox, error) {
+	sandbox := &Sandbox{server: s}
+	return sandbox, s.Call(ctx, "GET", "/sandboxes/"+id, nil, sandbox)
+}
+
 // Kill ends the sandbox.
 func (sb *Sandbox) Kill(ctx context.Context) error {
 	return sb.server.Call(ctx, "DELETE", "/sandboxes/"+sb.ID, nil, nil)
