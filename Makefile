@@ -16,7 +16,7 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
-.PHONY: help build agents runsc setup demo test test-all test-qemu test-agents bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-qemu test-containers test-agents bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -56,6 +56,9 @@ test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, 
 	test/e2e/run
 	test/e2e/run gvisor
 	test/agents/run codex
+
+test-containers: build ## the examples of docs/containers.md, on the template code-interpreter-v1
+	test/containers/run
 
 test-agents: build ## let codex and claude-code, whose terms you must have accepted, work in berm run
 	test/agents/run codex
