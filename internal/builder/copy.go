@@ -70,7 +70,7 @@ func (r *running) files(ctx context.Context, s *Step, line func(bool, string)) (
 // gather packs what a step copies from a stage, in a sandbox made of that.
 func (r *running) gather(ctx context.Context, s *Step, line func(bool, string)) (_ io.ReadCloser, name string, err error) {
 	stage := r.made[s.Berm.From]
-	sb, err := r.b.newSandbox(ctx, r.build, &stage, &Order{}, r.actor)
+	sb, err := r.b.newSandbox(ctx, r.build, &stage, r.actor)
 	if err != nil {
 		return nil, "", err
 	}

@@ -29,7 +29,7 @@ type Order struct {
 type From struct {
 	Image, Template string
 	Login           template.Login // to the registry of Image; nil is Docker's configuration of this machine
-	Stage           string    // the name of one before it
+	Stage           string         // the name of one before it
 }
 
 // Stage is made for a template that begins with it or copies from it. Steps are counted over all

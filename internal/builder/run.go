@@ -158,12 +158,8 @@ func (r *running) follow(ctx context.Context, from *From, steps []Step, n *int) 
 func (r *running) finish(ctx context.Context) (berm.Template, error) {
 	if r.order.Start != "" || r.order.Ready != "" {
 		r.say("info", "[finalize] starting it as in a sandbox: "+cmp.Or(r.order.Start, r.order.Ready))
-		s, err := r.b.newSandbox(ctx, r.build, &r.stage, &r.order, r.actor)
-		if err != nil {
+		if err := r.b.Sessions.Begin(ctx, r.template(), r.actor); err != nil {
 			return berm.Template{}, &stepError{err}
-		}
-		if err := s.kill(); err != nil {
-			return berm.Template{}, err
 		}
 	}
 	release, err := r.b.Store.Hold(ctx)
@@ -174,11 +170,17 @@ func (r *running) finish(ctx context.Context) (berm.Template, error) {
 	if err := failpoint.Hit("builder.finish"); err != nil {
 		return berm.Template{}, err
 	}
+	return r.b.Store.Publish(ctx, r.build.Build, r.template())
+}
+
+// template is what the build has come to.
+func (r *running) template() berm.Template {
 	g := r.stage
-	return r.b.Store.Publish(ctx, r.build.Build, berm.Template{
+	return berm.Template{
+		ID: r.build.TemplateID, BuildID: r.build.ID, Names: r.build.Names,
 		Layers: g.Layers, Limits: r.build.Limits, User: g.User, Workdir: g.Workdir, Env: g.Env, Setuid: g.Setuid, Size: g.Size,
 		Start: r.order.Start, Ready: r.order.Ready,
-	})
+	}
 }
 
 // cached finds what an earlier build came to with the same steps.
@@ -457,7 +459,7 @@ func (r *running) output(step string) func(bool, string) {
 // inside does something in a sandbox made of a stage, makes a layer of what it writes, and reaches
 // that stage after then changed it (nil: it does not).
 func (r *running) inside(ctx context.Context, g template.Stage, do func(*sandbox) error, then func(*template.Stage)) error {
-	s, err := r.b.newSandbox(ctx, r.build, &g, &Order{}, r.actor)
+	s, err := r.b.newSandbox(ctx, r.build, &g, r.actor)
 	if err != nil {
 		return err
 	}

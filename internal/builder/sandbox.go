@@ -33,11 +33,11 @@ type sandbox struct {
 	process  processconnect.ProcessClient
 }
 
-// newSandbox makes a sandbox of what a build came to until now, which starts what the order says.
-func (b *Builder) newSandbox(ctx context.Context, build *build, from *template.Stage, starts *Order, actor audit.Actor) (*sandbox, error) {
+// newSandbox makes a sandbox of what a build came to until now.
+func (b *Builder) newSandbox(ctx context.Context, build *build, from *template.Stage, actor audit.Actor) (*sandbox, error) {
 	of := berm.Template{
 		ID: build.TemplateID, BuildID: build.ID, Layers: from.Layers, Limits: build.Limits,
-		User: from.User, Workdir: from.Workdir, Env: from.Env, Setuid: from.Setuid, Start: starts.Start, Ready: starts.Ready,
+		User: from.User, Workdir: from.Workdir, Env: from.Env, Setuid: from.Setuid,
 	}
 	info, err := b.Sessions.Create(ctx, control.CreateRequest{
 		Template: string(build.TemplateID), Of: &of, Level: berm.Namespace, Timeout: stepTime + time.Minute, Secure: true,

@@ -121,11 +121,13 @@ type Manager struct {
 	tend     chan struct{} // has the pools looked at
 	shelf    *shelf
 	once     map[string]*creation // under way, by key of the request
+	// beginnings are directories of snapshots; "" is one that is being made or cannot be.
+	beginnings map[beginning]berm.BuildID
 }
 
 // New makes a Manager. Start must be called before anything else.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, beginnings: map[beginning]berm.BuildID{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
 	for _, p := range c.Pools {
 		m.pools = append(m.pools, &pool{Pool: p, asked: time.Now()})
 	}
@@ -398,6 +400,7 @@ func (m *Manager) pruneLoop() {
 			m.Log.Error("forgetting dead sandboxes failed", "error", err)
 		}
 		m.pruneCheckpoints(m.ctx)
+		m.pruneBegun(m.ctx)
 	}
 }
 

@@ -73,6 +73,15 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	step("template")
 	o.allowed, o.fields, o.granted = allowed, fields, granted
 	info, err := m.make(ctx, r, o, step)
+	if err != nil && o.begun && ctx.Err() == nil && berm.KindOf(err) != berm.Exhausted {
+		m.Log.Warn("a sandbox cannot go on from its template's start command, which runs again", "template", o.template.Alias(), "error", err)
+		m.unbegin(o.saved)
+		o.saved, o.memory, o.begun = "", false, false
+		info, err = m.make(ctx, r, o, step)
+	}
+	if err == nil && r.Of == nil && o.saved == "" {
+		m.beginLater(o.template, info.Level)
+	}
 	info.Steps = steps
 	return info, err
 }
@@ -82,6 +91,7 @@ type origin struct {
 	template berm.Template
 	saved    berm.BuildID   // what to begin with; "" for the files of the template
 	memory   bool           // it has processes, which go on
+	begun    bool           // they are what the template starts
 	from     berm.BuildID   // the snapshot that it is; "" for none
 	parent   berm.SandboxID // whose fork it is
 	allowed  *policy.Policy
@@ -98,6 +108,10 @@ func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err e
 	snap, ok := m.snapshot(r.Template)
 	if !ok {
 		o.template, err = m.Templates.Resolve(ctx, r.Template)
+		if err == nil {
+			o.saved, o.begun = m.begun(r, &o.template)
+			o.memory = o.begun
+		}
 		return o, err
 	}
 	if r.Level != "" && r.Level != berm.Auto && r.Level != snap.Level {
@@ -126,7 +140,10 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	if o.saved != "" {
 		spec.From, spec.Memory = m.savedDir(o.saved), o.memory
 	}
-	warm := m.take(ctx, &spec)
+	var warm *member
+	if spec.From == "" || o.begun {
+		warm = m.take(ctx, &spec)
+	}
 	cu := cleanup.Make()
 	defer cu.Clean()
 	if warm != nil {
@@ -191,7 +208,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 		Env: r.Env, Base: &template, From: o.from, Parent: o.parent, FilesOnly: r.FilesOnly,
-		Checkpoints: r.Checkpoints, Warm: warm != nil, Boot: m.Boot,
+		Checkpoints: r.Checkpoints, Warm: warm != nil, Begun: o.begun, Boot: m.Boot,
 	}
 	var warnings []string
 	if spec.Link {

@@ -83,7 +83,7 @@ func (m *Manager) common(spec berm.Spec) berm.Spec {
 // take gives the sandbox of spec, whose identity becomes that of one that waited, or returns nil
 // when none fits. It is the caller's then.
 func (m *Manager) take(ctx context.Context, spec *berm.Spec) *member {
-	if len(m.Config.Pools) == 0 || spec.From != "" {
+	if len(m.Config.Pools) == 0 {
 		return nil
 	}
 	wanted := m.common(*spec)
@@ -284,9 +284,15 @@ func (m *Manager) fillOne(p *pool) error {
 		m.withdraw(func(of *pool, _ *member) bool { return of == p })
 		return err
 	}
-	spec, err := m.spec(&CreateRequest{Level: p.Level, Timeout: memberLife, OnDeadline: berm.KillAtDeadline}, t, time.Now().UTC())
+	r := CreateRequest{Level: p.Level, Timeout: memberLife, OnDeadline: berm.KillAtDeadline}
+	spec, err := m.spec(&r, t, time.Now().UTC())
 	if err != nil {
 		return err
+	}
+	saved, begun := m.begun(&r, &t)
+	if begun {
+		defer m.use(saved)()
+		spec.From, spec.Memory = m.savedDir(saved), true
 	}
 	wanted := m.common(spec)
 	m.withdraw(func(of *pool, waiting *member) bool {
@@ -316,6 +322,9 @@ func (m *Manager) fillOne(p *pool) error {
 	}
 	handle, err := m.Engine.Create(ctx, spec)
 	if err != nil {
+		if begun && ctx.Err() == nil {
+			m.unbegin(saved) // the next look does without
+		}
 		return err
 	}
 	made := &member{handle: handle, spec: spec}

@@ -59,6 +59,8 @@ type Sandbox struct {
 	Missed      *MissedCheckpoint `json:"missed,omitempty"`
 	// Boot is Config.Boot of when its processes began.
 	Boot string `json:"boot,omitempty"`
+	// Begun says that it began with what its template starts, under way.
+	Begun bool `json:"begun,omitempty"`
 	// Warm says that it was made in advance.
 	Warm bool `json:"warm,omitempty"`
 

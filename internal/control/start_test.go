@@ -84,9 +84,12 @@ func (a *shellAgent) Start(ctx context.Context, r *connect.Request[pb.StartReque
 
 func startWorld(t *testing.T, start, ready string, run func(string, int) int32, configure ...func(*Config)) (*world, *shellAgent) {
 	agent := &shellAgent{run: run}
-	_, handler := processconnect.NewProcessHandler(agent)
+	path, handler := processconnect.NewProcessHandler(agent)
+	mux := http.NewServeMux()
+	mux.Handle(path, handler)
+	mux.HandleFunc("POST /init", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
 	w := newWorld(t, append(configure, func(c *Config) { c.Templates = templates{start: start, ready: ready} })...)
-	w.engine.Ports = map[uint16]http.Handler{berm.AgentPort: handler}
+	w.engine.Ports = map[uint16]http.Handler{berm.AgentPort: mux}
 	return w, agent
 }
 
@@ -252,6 +255,7 @@ func TestStartCommandWithMemory(t *testing.T) {
 	_, saved := saves(t)
 	w, agent := startWorld(t, "serve", "", func(string, int) int32 { return -1 }, saved, func(c *Config) { c.Engine.(*enginetest.Engine).Memory = true })
 	s := w.create(t)
+	begun(t, w, 1)
 	if _, err := w.Snapshot(ctx, s.ID, SnapshotRequest{Name: "kept", Memory: true, Actor: tester}); err != nil {
 		t.Fatal(err)
 	}
@@ -269,6 +273,116 @@ func TestStartCommandWithMemory(t *testing.T) {
 	}
 	if _, err := w.Rollback(ctx, s.ID, "kept", tester); err != nil {
 		t.Fatal(err)
+	}
+	if ran := agent.took(); len(ran) != 0 {
+		t.Errorf("%q", ran)
+	}
+}
+
+// begun waits until there is what sandboxes can go on from, and those that there are are left.
+func begun(t *testing.T, w *world, left int) {
+	t.Helper()
+	eventually(t, "what sandboxes begin with", func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		for _, saved := range w.beginnings {
+			ids, err := w.engine.List(t.Context())
+			return saved != "" && err == nil && len(ids) == left
+		}
+		return false
+	})
+}
+
+// What a template starts begins once, where memory can be saved: sandboxes go on from there, if they
+// are as the template is and the command has nothing of their own to see.
+func TestStartCommandBeginsOnce(t *testing.T) {
+	ctx := t.Context()
+	_, saved := saves(t)
+	w, agent := startWorld(t, "serve", "ask", func(tag string, _ int) int32 {
+		if tag == "start" {
+			return -1
+		}
+		return 0
+	}, saved, func(c *Config) {
+		c.Engine.(*enginetest.Engine).Memory = true
+	})
+	runs := []string{"start:serve", "ready:ask"}
+	if s := w.create(t); s.Begun {
+		t.Error("the first one went on from nothing")
+	}
+	begun(t, w, 1)
+	if ran := agent.took(); !slices.Equal(ran, append(runs, runs...)) {
+		t.Errorf("first: %q", ran)
+	}
+	for range 3 {
+		if s := w.create(t); !s.Begun || s.From != "" {
+			t.Errorf("another: begun %t, from %q", s.Begun, s.From)
+		}
+	}
+	if ran := agent.took(); len(ran) != 0 {
+		t.Errorf("others: %q", ran)
+	}
+	for what, with := range map[string]func(*CreateRequest){
+		"variables": func(r *CreateRequest) { r.Env = map[string]string{"A": "1"} },
+		"limits":    func(r *CreateRequest) { r.Limits.Memory = 64 << 20 },
+	} {
+		if s := w.create(t, with); s.Begun {
+			t.Errorf("one with %s of its own went on", what)
+		}
+		if ran := agent.took(); !slices.Equal(ran, runs) {
+			t.Errorf("%s: %q", what, ran)
+		}
+	}
+
+	// What cannot be gone on from is run, and saved anew.
+	failing := true
+	w.engine.Fail(func(id berm.SandboxID, method string) error {
+		if method == "Create" && failing {
+			failing = false
+			return berm.Errorf(berm.Unsupported, "the snapshot goes on with gVisor 1 alone, not with 2")
+		}
+		return nil
+	})
+	before := kept(t, w.SnapshotDir)
+	if s := w.create(t); s.Begun {
+		t.Error("it went on from what cannot be gone on from")
+	}
+	eventually(t, "another beginning", func() bool {
+		now := kept(t, w.SnapshotDir)
+		return len(now) == 1 && len(before) == 1 && now[0] != before[0]
+	})
+	begun(t, w, 7)
+	// A template that is there no more takes it along.
+	w.Templates = noTemplates{}
+	w.pruneBegun(ctx)
+	if left := kept(t, w.SnapshotDir); len(left) != 0 {
+		t.Errorf("%v are left", left)
+	}
+}
+
+// noTemplates lists none.
+type noTemplates struct{ enginetest.Templates }
+
+func (noTemplates) List(context.Context) ([]berm.Template, error) { return nil, nil }
+
+// Those of a pool begin there too.
+func TestPoolBegins(t *testing.T) {
+	_, saved := saves(t)
+	w, agent := startWorld(t, "serve", "", func(string, int) int32 { return -1 }, saved, func(c *Config) {
+		c.Engine.(*enginetest.Engine).Memory = true
+		c.Pools = []Pool{{Template: "base", Size: 1}}
+	})
+	w.create(t)
+	eventually(t, "a pool of those that have begun", func() bool {
+		w.tendPools()
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		members := w.pools[0].members
+		return len(members) == 1 && members[0].spec.Memory
+	})
+	agent.took()
+	if s := w.create(t); !s.Begun || !s.Warm {
+		t.Errorf("begun %t, warm %t", s.Begun, s.Warm)
 	}
 	if ran := agent.took(); len(ran) != 0 {
 		t.Errorf("%q", ran)

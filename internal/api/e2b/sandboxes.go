@@ -73,6 +73,9 @@ type additions struct {
 	Checkpoints *toldCheckpoints `json:"checkpoints,omitempty"`
 	// Warm says that it was made in advance.
 	Warm bool `json:"warm,omitempty"`
+	// Begun says that what its template starts went on from where it was saved, and did not start
+	// again.
+	Begun bool `json:"begun,omitempty"`
 }
 
 func (a *API) additions(s control.Sandbox) additions {
@@ -80,7 +83,7 @@ func (a *API) additions(s control.Sandbox) additions {
 	if a.Sessions.Egress.Service != nil && a.Sessions.Egress.Public {
 		egress = "public"
 	}
-	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings, Checkpoints: toCheckpoints(s), Warm: s.Warm}
+	return additions{Level: s.Level, Network: s.Reach(), DefaultEgress: egress, Degraded: s.Degraded, Parent: s.Parent, Warnings: s.Warnings, Checkpoints: toCheckpoints(s), Warm: s.Warm, Begun: s.Begun}
 }
 
 func (a *API) sandbox(s control.Sandbox) sandbox {

@@ -1,0 +1,160 @@
+package control
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+)
+
+// beginTime bounds the life of a sandbox that is made for those to come to begin with.
+const beginTime = 10 * time.Minute
+
+// beginning names what is saved of a template whose start command has begun: sandboxes that are made
+// of the template go on from there. It is gone with the server, and made again when it is missed.
+type beginning struct {
+	build berm.BuildID // of the template
+	level berm.Level
+}
+
+// starts says whether there is something to begin with.
+func starts(t *berm.Template) bool { return t.Start != "" || t.Ready != "" }
+
+// begun finds what a sandbox of a template goes on from: only one that is as the template is, whose
+// start command has nothing to see that others have not.
+func (m *Manager) begun(r *CreateRequest, t *berm.Template) (berm.BuildID, bool) {
+	if !starts(t) || r.Limits != (berm.Limits{}) || len(r.Env) > 0 || len(r.Credentials) > 0 {
+		return "", false
+	}
+	level := r.Level
+	if level == "" {
+		level = m.Level
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	saved := m.beginnings[beginning{t.BuildID, m.probe(level).Level}]
+	return saved, saved != ""
+}
+
+// Begin makes a sandbox of a template, which must be ready, and saves it for those to come to begin
+// with where the server's level can; elsewhere it only shows that it can be ready. Kinds as of Create.
+func (m *Manager) Begin(ctx context.Context, t berm.Template, actor audit.Actor) error {
+	level := m.probe(m.Level).Level
+	if !m.probe(level).Memory || m.SnapshotDir == "" {
+		level = berm.Namespace
+	}
+	return m.begin(ctx, t, level, actor)
+}
+
+func (m *Manager) begin(ctx context.Context, t berm.Template, level berm.Level, actor audit.Actor) error {
+	info, err := m.create(ctx, CreateRequest{
+		Template: string(t.ID), Of: &t, Level: level, Timeout: min(beginTime, m.MaxTimeout), Secure: true,
+		Metadata: map[string]string{"berm.build": string(t.BuildID)}, Actor: actor,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), transitionTime)
+		defer cancel()
+		if err := m.Kill(ctx, info.ID, system); err != nil && berm.KindOf(err) != berm.NotFound {
+			m.Log.Error("a sandbox is left until its deadline", "sandbox", info.ID, "error", err)
+		}
+	}()
+	if !m.probe(level).Memory || m.SnapshotDir == "" {
+		return nil
+	}
+	if err := m.saveBegun(ctx, info.ID, beginning{t.BuildID, info.Level}); err != nil {
+		m.Log.Warn("the start command of a template runs in each of its sandboxes", "template", t.Alias(), "build", t.BuildID, "error", err)
+	}
+	return nil
+}
+
+func (m *Manager) saveBegun(ctx context.Context, id berm.SandboxID, b beginning) error {
+	s, err := m.session(id)
+	if err != nil {
+		return err
+	}
+	saved := berm.BuildID(berm.NewUUID())
+	if err := os.Mkdir(m.savedDir(saved), 0o700); err != nil {
+		return berm.Errorf(berm.Internal, "make the directory of a snapshot: %w", err)
+	}
+	cu := cleanup.Make(func() { m.drop(saved) })
+	defer cu.Clean()
+	ctx, cancel := context.WithTimeout(ctx, snapshotTime)
+	defer cancel()
+	s.snapping.Lock()
+	_, err = s.current().Snapshot(ctx, m.savedDir(saved), true)
+	s.snapping.Unlock()
+	if err != nil {
+		return err
+	}
+	cu.Release()
+	m.mu.Lock()
+	before := m.beginnings[b]
+	m.beginnings[b] = saved
+	m.mu.Unlock()
+	m.drop(before)
+	return nil
+}
+
+// beginLater has what was missed made, once, unless there is no room.
+func (m *Manager) beginLater(t berm.Template, level berm.Level) {
+	if !starts(&t) || !m.probe(level).Memory || m.SnapshotDir == "" {
+		return
+	}
+	b := beginning{t.BuildID, level}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	_, known := m.beginnings[b]
+	if known || m.ctx.Err() != nil || m.MaxSandboxes > 0 && m.held()+m.pooled()+1 > m.MaxSandboxes {
+		return
+	}
+	m.beginnings[b] = "" // being made; one that fails is not tried again
+	m.work.Go(func() {
+		ctx, cancel := context.WithTimeout(m.ctx, beginTime)
+		defer cancel()
+		if err := m.begin(ctx, t, level, system); err != nil && m.ctx.Err() == nil {
+			m.Log.Warn("the start command of a template runs in each of its sandboxes", "template", t.Alias(), "build", t.BuildID, "error", err)
+		}
+	})
+}
+
+// unbegin forgets what a sandbox could not go on from.
+func (m *Manager) unbegin(saved berm.BuildID) {
+	m.mu.Lock()
+	for b, s := range m.beginnings {
+		if s == saved {
+			delete(m.beginnings, b)
+		}
+	}
+	m.mu.Unlock()
+	m.drop(saved)
+}
+
+// pruneBegun removes those of builds that are no template any more.
+func (m *Manager) pruneBegun(ctx context.Context) {
+	all, err := m.Templates.List(ctx)
+	if err != nil {
+		m.Log.Error("what templates begin with is kept", "error", err)
+		return
+	}
+	known := map[berm.BuildID]bool{}
+	for _, t := range all {
+		known[t.BuildID] = true
+	}
+	m.mu.Lock()
+	var gone []berm.BuildID
+	for b, saved := range m.beginnings {
+		if !known[b.build] && saved != "" {
+			gone = append(gone, saved)
+		}
+	}
+	m.mu.Unlock()
+	for _, saved := range gone {
+		m.unbegin(saved)
+	}
+}
