@@ -16,7 +16,7 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
-.PHONY: help build agents runsc setup demo test test-all test-qemu test-containers test-agents bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-cycles test-qemu test-containers test-agents bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -52,7 +52,7 @@ test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, 
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/... ./internal/...
 	bin/berm template build base
 	BERM_TEST_ALL=1 $(RACE) $(GO) test -race -timeout 40m ./...
-	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/template ./internal/local/... ./internal/audit/...
+	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/driver/gvisor ./internal/template ./internal/local/... ./internal/audit/...
 	test/e2e/run
 	test/e2e/run gvisor
 	test/agents/run codex
@@ -67,6 +67,10 @@ test-agents: build ## let codex and claude-code, whose terms you must have accep
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null
 	test/qemu/run
+
+test-cycles: build runsc ## 100 times write, pause, save, go on and verify at level gvisor; its monitor broken between any two steps
+	BERM_TEST_ALL=1 BERM_TEST_CYCLES=100 $(GO) test -count=1 -timeout 30m -run 'TestDriver/MemoryOverAndOver' ./internal/driver/gvisor
+	BERM_TEST_ALL=1 $(GO) test -count=1 -timeout 30m -tags failpoint -run TestMonitorFails ./internal/driver/gvisor
 
 bench: build ## measure, print ratios, write bench/*.json
 	@mkdir -p bench

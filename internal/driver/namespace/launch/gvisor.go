@@ -116,6 +116,9 @@ func (s *Sandbox) startGVisor() error {
 			if err := s.stage(userns, network, trees); err != nil {
 				return err
 			}
+			if err := failpoint.Hit("launch.stage"); err != nil {
+				return err
+			}
 			return s.runsc(theirs, connections, group)
 		})
 		started <- err

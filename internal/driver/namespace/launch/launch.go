@@ -844,15 +844,21 @@ func (s *Sandbox) still(stop bool) error {
 	if s.stopped == stop {
 		return nil
 	}
-	method := "Resume"
-	if stop {
-		method = "Pause"
+	if !stop {
+		if err := failpoint.Hit("launch.resume"); err != nil {
+			return err
+		}
+		if err := s.call("Resume", struct{}{}, nil); err != nil {
+			return err
+		}
+		s.stopped = false
+		return nil
 	}
-	if err := s.call(method, struct{}{}, nil); err != nil {
+	if err := s.call("Pause", struct{}{}, nil); err != nil {
 		return err
 	}
-	s.stopped = stop
-	return nil
+	s.stopped = true
+	return failpoint.Hit("launch.paused")
 }
 
 // Policy is the whole effective policy. It is decoded only when init found less than was

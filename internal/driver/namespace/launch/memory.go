@@ -77,11 +77,17 @@ func (s *Sandbox) Checkpoint(dir string) (saved berm.Saved, err error) {
 		return saved, err
 	}
 	monitor.Trace("connections released")
+	if err := failpoint.Hit("launch.released"); err != nil {
+		return saved, err
+	}
 	begin := time.Now()
 	if err := s.call("Pause", struct{}{}, nil); err != nil {
 		return saved, err
 	}
-	size, err := s.saveMemory(memory)
+	var size int64
+	if err = failpoint.Hit("launch.stopped"); err == nil {
+		size, err = s.saveMemory(memory)
+	}
 	if err == nil {
 		monitor.Trace("memory saved")
 		err = failpoint.Hit("launch.memory")
@@ -207,6 +213,9 @@ func (s *Sandbox) renew() error {
 		case <-time.After(initUnready):
 			return s.explain(berm.Errorf(berm.Unavailable, "init does not answer"))
 		}
+	}
+	if err := failpoint.Hit("launch.renew"); err != nil { // it goes on from memory, with the token of before
+		return err
 	}
 	config, err := memfd("config", s.order.Config)
 	if err != nil {
