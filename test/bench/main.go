@@ -31,6 +31,8 @@ var benchmarks = []struct {
 	{"transfer", served((*bench).transfer)},
 	{"memory", served((*bench).memory)},
 	{"snapshot", served((*bench).snapshot)},
+	{"origin", pooled((*bench).origin, "namespace", "gvisor")},
+	{"batch", pooled((*bench).batch, "namespace")},
 	{"local", (*bench).local},
 	{"record", (*bench).record},
 }
