@@ -16,7 +16,7 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
-.PHONY: help build agents runsc setup demo test test-all test-cycles test-qemu test-containers test-agents bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -71,6 +71,9 @@ test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated ma
 test-cycles: build runsc ## 100 times write, pause, save, go on and verify at level gvisor; its monitor broken between any two steps
 	BERM_TEST_ALL=1 BERM_TEST_CYCLES=100 $(GO) test -count=1 -timeout 30m -run 'TestDriver/MemoryOverAndOver' ./internal/driver/gvisor
 	BERM_TEST_ALL=1 $(GO) test -count=1 -timeout 30m -tags failpoint -run TestMonitorFails ./internal/driver/gvisor
+
+test-probes: build runsc ## the probes at level gvisor after a pause, in forks, and of networks and credentials
+	BERM_TEST_ALL=1 BERM_TEST_PROBES=all $(GO) test -count=1 -timeout 90m -run 'TestProbesLater|TestNetworkGVisor' ./test/probes
 
 bench: build ## measure, print ratios, write bench/*.json
 	@mkdir -p bench

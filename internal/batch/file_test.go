@@ -160,7 +160,7 @@ func TestSchema(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	job := schema.Properties["jobs"].Items2020.Ref
+	job := schema.Properties["jobs"].Items2020.Ref.Ref
 	put := job.Properties["put"].Ref.Items2020
 	check := job.Properties["checks"].Items2020.Ref
 	for _, of := range []struct {
@@ -168,7 +168,7 @@ func TestSchema(t *testing.T) {
 		schema *jsonschema.Schema
 		keys   any
 	}{
-		{"job", job, Job{}}, {"defaults", schema.Properties["defaults"], Job{}}, {"limits", job.Properties["limits"], Limits{}}, {"put", put, Put{}},
+		{"job", job, Job{}}, {"defaults", schema.Properties["defaults"].Ref, Job{}}, {"limits", job.Properties["limits"], Limits{}}, {"put", put, Put{}},
 		{"check", check, Check{}}, {"text", check.Properties["stdout"].Ref, Text{}}, {"file", check.Properties["file"], File{}},
 	} {
 		var has []string

@@ -112,6 +112,22 @@ func (s *Server) Sandbox(ctx context.Context, id string) (*Sandbox, error) {
 	return sandbox, s.Call(ctx, "GET", "/sandboxes/"+id, nil, sandbox)
 }
 
+// Fork makes one more sandbox of what another one is.
+func (s *Server) Fork(ctx context.Context, of *Sandbox, timeout time.Duration) (*Sandbox, error) {
+	var forks []struct {
+		Sandbox *Sandbox
+		Error   json.RawMessage
+	}
+	if err := s.Call(ctx, "POST", "/sandboxes/"+of.ID+"/fork", map[string]any{"count": 1, "timeout": int(timeout.Seconds())}, &forks); err != nil {
+		return nil, err
+	}
+	if len(forks) != 1 || forks[0].Sandbox == nil {
+		return nil, fmt.Errorf("no fork: %s", forks[0].Error)
+	}
+	forks[0].Sandbox.server = s
+	return forks[0].Sandbox, nil
+}
+
 // Kill ends the sandbox.
 func (sb *Sandbox) Kill(ctx context.Context) error {
 	return sb.server.Call(ctx, "DELETE", "/sandboxes/"+sb.ID, nil, nil)

@@ -275,6 +275,31 @@ func TestNetworkServer(t *testing.T) {
 	}
 }
 
+// TestNetworkGVisor runs them at level gvisor.
+func TestNetworkGVisor(t *testing.T) {
+	harness.Slow(t)
+	if !wholeLater {
+		t.Skip("takes long: make test-probes runs it")
+	}
+	probes, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	j := newJudge(t)
+	o := newOnlineServer(t, newWorld(t, j), j, "--level", "gvisor")
+	probes = slices.DeleteFunc(probes, func(p Probe) bool {
+		return !slices.Contains(p.Where, "server") || len(p.Needs) == 0
+	})
+	network, credentials := split(probes)
+	// The memory of processes is not searched: to read that of gVisor's ends the sandbox.
+	j.each(t, gvisorOnlineServer{o}, slices.Concat(network, credentials), "user")
+}
+
+// gvisorOnlineServer is one whose sandboxes are gVisor's.
+type gvisorOnlineServer struct{ *onlineServer }
+
+func (v gvisorOnlineServer) look() harness.Host { return gvisorServer{v.server}.look() }
+
 // onlineServer is a venue: the sandboxes of a server that has an internet.
 type onlineServer struct {
 	*server
@@ -284,9 +309,9 @@ type onlineServer struct {
 	harmed string
 }
 
-func newOnlineServer(t *testing.T, w *world, j *judge) *onlineServer {
+func newOnlineServer(t *testing.T, w *world, j *judge, args ...string) *onlineServer {
 	t.Helper()
-	o := &onlineServer{server: newServer(t, j), world: w}
+	o := &onlineServer{server: newServer(t, j, args...), world: w}
 	for name, value := range map[string]string{"api": w.api, "git": w.git} {
 		if err := o.Call(t.Context(), "POST", "/secrets", map[string]any{"name": name, "value": value}, nil); err != nil {
 			t.Fatal(err)

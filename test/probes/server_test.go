@@ -64,6 +64,14 @@ var notAtGVisor = map[string]string{
 // TestProbesGVisor runs them at level gvisor, as root inside.
 func TestProbesGVisor(t *testing.T) {
 	harness.Slow(t)
+	j := newJudge(t)
+	s := newServer(t, j, "--level", "gvisor")
+	j.each(t, gvisorServer{s}, gvisorProbes(t), "root")
+}
+
+// gvisorProbes are the probes without a network, as they are judged at that level.
+func gvisorProbes(t *testing.T) []Probe {
+	t.Helper()
 	probes, err := Load()
 	if err != nil {
 		t.Fatal(err)
@@ -76,9 +84,7 @@ func TestProbesGVisor(t *testing.T) {
 			probes[i].Escaped, probes[i].Safe = nil, nil
 		}
 	}
-	j := newJudge(t)
-	s := newServer(t, j, "--level", "gvisor")
-	j.each(t, gvisorServer{s}, probes, "root")
+	return probes
 }
 
 // gvisorServer is a server whose sandboxes are gVisor's. Its kernel starts and ends processes of
