@@ -218,6 +218,10 @@ func unknown(id berm.SandboxID) error {
 		WithHint("GET /berm/v1/containers lists those that live; one that is not used ends after its expires_after")
 }
 
+// leastHold is the least time between two moves of a container's end, and the time that is too
+// short for one.
+const leastHold = time.Second
+
 // hold has a container live on until release is called, which is a use too.
 func (m *Manager) hold(ctx context.Context, c Container, actor audit.Actor) (release func()) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -225,10 +229,11 @@ func (m *Manager) hold(ctx context.Context, c Container, actor audit.Actor) (rel
 		// One that ends meanwhile is told by what is done with it.
 		_ = m.Sessions.Refresh(ctx, c.ID, c.Idle(), actor)
 	}
+	begin := time.Now()
 	done, stop := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(done)
-		for tick := time.NewTicker(c.Idle() / 2); ; {
+		for tick := time.NewTicker(max(c.Idle()/2, leastHold)); ; {
 			select {
 			case <-tick.C:
 				refresh()
@@ -241,7 +246,9 @@ func (m *Manager) hold(ctx context.Context, c Container, actor audit.Actor) (rel
 	return func() {
 		close(stop)
 		<-done
-		refresh()
+		if time.Since(begin) > leastHold {
+			refresh()
+		}
 		cancel()
 	}
 }

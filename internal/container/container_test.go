@@ -386,6 +386,33 @@ func TestForksLeaveTheThreadAlone(t *testing.T) {
 	}
 }
 
+// Whoever makes a sandbox may give it the metadata of a container.
+func TestSandboxesThatLookLikeContainers(t *testing.T) {
+	w := newWorld(t)
+	defer w.end()
+	ctx := context.Background()
+	s, err := w.sessions.Create(ctx, control.CreateRequest{Template: "base", Timeout: time.Hour, Actor: me})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.want(berm.NotFound, w.run(s.ID, "print x"), "not found")
+	s, err = w.sessions.Create(ctx, control.CreateRequest{
+		Template: "base", Timeout: 0, OnDeadline: berm.PauseAtDeadline, Metadata: map[string]string{"berm.container": "", "berm.container.thread": "t"}, Actor: other,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := w.sessions.Connect(ctx, s.ID, time.Hour, me); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.run(s.ID, "print x"); err != nil {
+		t.Error(err)
+	}
+	if c, made := w.thread(me, "t"); !made || c.ID == s.ID {
+		t.Error("the thread of a key is a sandbox of another")
+	}
+}
+
 func TestPausedContainersWakeWhenUsed(t *testing.T) {
 	w := newWorld(t)
 	defer w.end()
