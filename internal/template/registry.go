@@ -171,11 +171,8 @@ func (r *Registries) find(ctx context.Context, ref string, platform v1.Platform,
 		var img *image
 		if m.dir != "" {
 			img, err = fromDirectory(m.dir, parsed, platform)
-		} else if at, parseErr := m.reference(parsed); parseErr == nil {
-			// What the registry is shown is not for its mirror.
-			img, err = fromRegistry(ctx, at, platform, remote.WithAuthFromKeychain(authn.DefaultKeychain), r.way(opts.Transport))
-		} else {
-			err = parseErr
+		} else { // What the registry is shown is not for its mirror.
+			img, err = fromRegistry(ctx, m.reference(parsed), platform, remote.WithAuthFromKeychain(authn.DefaultKeychain), r.way(opts.Transport))
 		}
 		switch berm.KindOf(err) {
 		case berm.NotFound, berm.Unavailable, berm.Denied:
@@ -202,15 +199,12 @@ func (r *Registries) find(ctx context.Context, ref string, platform v1.Platform,
 func (m mirror) String() string { return cmp.Or(m.dir, path.Join(m.registry.RegistryStr(), m.prefix)) }
 
 // reference is the name that an image has in a mirror.
-func (m mirror) reference(of name.Reference) (name.Reference, error) {
-	repository := m.registry.Repo(m.prefix, of.Context().RepositoryStr())
-	if m.prefix == "" {
-		repository = m.registry.Repo(of.Context().RepositoryStr())
-	}
+func (m mirror) reference(of name.Reference) name.Reference {
+	repository := m.registry.Repo(path.Join(m.prefix, of.Context().RepositoryStr()))
 	if digest, ok := of.(name.Digest); ok {
-		return repository.Digest(digest.DigestStr()), nil
+		return repository.Digest(digest.DigestStr())
 	}
-	return repository.Tag(of.Identifier()), nil
+	return repository.Tag(of.Identifier())
 }
 
 func fromRegistry(ctx context.Context, ref name.Reference, platform v1.Platform, as remote.Option, way http.RoundTripper) (*image, error) {
