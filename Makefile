@@ -16,7 +16,7 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
-.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -63,6 +63,10 @@ test-containers: build ## the examples of docs/containers.md, on the template co
 test-agents: build ## let codex and claude-code, whose terms you must have accepted, work in berm run
 	test/agents/run codex
 	test/agents/run claude-code
+
+test-desktop: build ## build the templates browser and desktop, drive them by Playwright and E2B's desktop SDKs
+	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
+	test/e2e/run desktop
 
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null

@@ -93,11 +93,16 @@ runs in a sandbox of the server, with the network that it gives sandboxes, and i
 from an earlier build that did the same. Ctrl-C ends the build. What the Dockerfile starts
 (CMD, ENTRYPOINT) is not started in sandboxes, but what --start says is.
 
-The recipes are built in: "base", the default template, a Debian with Python, Node.js, git
-and the usual tools, and "httpbin", whose sandboxes tell on port 8080 what they are asked,
-for tests. Nothing is done when the template is there and its recipe has not changed. The
-host's apt sources and options are used, but do not get into the template. Packages'
-scripts never run as root of the host.`,
+The recipes are built in:
+
+  base      the default template: Debian with Python, Node.js, git and the usual tools
+  browser   Chromium, for Playwright and puppeteer
+  desktop   Xfce and Chromium on a screen that E2B's desktop SDKs drive
+  httpbin   base, which tells on port 8080 what it is asked, for tests
+
+Nothing is done when the template is there and its recipe has not changed. The host's apt
+sources and options are used, but do not get into the template. Packages' scripts never
+run as root of the host.`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		Example: `  berm template build .
   berm template build . --name app:v2 --start 'exec ./server' --ready 'curl -sf localhost:8080'

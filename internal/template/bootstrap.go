@@ -159,6 +159,7 @@ func (b bootstrap) arguments(files string) []string {
 	args := []string{
 		"--mode=root", // root of the namespace, not of the host
 		"--variant=essential", "--format=tar", "--architectures=" + r.Arch,
+		"--verbose", // what apt and dpkg are at
 		"--include=apt," + strings.Join(r.Packages, ","),
 		"--aptopt=APT::Install-Recommends \"false\"",
 		"--dpkgopt=force-unsafe-io",

@@ -35,6 +35,8 @@ type made struct {
 // recipes are those that are built in.
 var recipes = map[string]func() made{
 	Base:      func() made { return made{base(), baseDefaults()} },
+	"browser": browser,
+	"desktop": desktop,
 	"httpbin": httpbin,
 }
 
@@ -81,7 +83,7 @@ func (s *Store) Build(ctx context.Context, name string, force bool, p Progress) 
 	known, ok := recipes[name]
 	if !ok {
 		return berm.Template{}, berm.Errorf(berm.NotFound, "there is no recipe for a template '%s'", name).
-			WithHint("there are recipes for %s; `berm template import` takes any OCI image.", strings.Join(Recipes(), " and "))
+			WithHint("there are recipes for %s; `berm template import` takes any OCI image.", strings.Join(Recipes(), ", "))
 	}
 	m := known()
 	if t, ok := s.built(m); ok && !force {
@@ -296,7 +298,12 @@ type buildLog struct {
 	mu       sync.Mutex
 	partial  []byte
 	last     []string
+	// Of what apt is installing: all, and what dpkg has told of.
+	total, unpacked, setUp int
 }
+
+// progressEvery is how many packages make a line of progress.
+const progressEvery = 50
 
 func (l *buildLog) Write(p []byte) (int, error) {
 	l.mu.Lock()
@@ -314,8 +321,21 @@ func (l *buildLog) Write(p []byte) (int, error) {
 }
 
 func (l *buildLog) line(line string) {
-	if message, ok := strings.CutPrefix(line, "I: "); ok && !strings.Contains(message, "hook") {
+	message, said := strings.CutPrefix(line, "I: ")
+	switch {
+	case said && !strings.Contains(message, "hook"):
 		l.progress.say("%s", message)
+	case strings.Contains(line, " newly installed, "):
+		_, _ = fmt.Sscanf(line, "%d upgraded, %d newly", new(int), &l.total)
+		l.unpacked, l.setUp = 0, 0
+	case strings.HasPrefix(line, "Unpacking "):
+		if l.unpacked++; l.unpacked%progressEvery == 0 {
+			l.progress.say("unpacked %d of %d packages", l.unpacked, l.total)
+		}
+	case strings.HasPrefix(line, "Setting up "):
+		if l.setUp++; l.setUp%progressEvery == 0 {
+			l.progress.say("set up %d of %d packages", l.setUp, l.total)
+		}
 	}
 	if l.last = append(l.last, line); len(l.last) > 20 {
 		l.last = l.last[1:]

@@ -1,9 +1,11 @@
 package template
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,5 +122,54 @@ func TestBuildOfSameLayer(t *testing.T) {
 	}
 	if _, err := s.Build(t.Context(), "nothing", false, nil); berm.KindOf(err) != berm.NotFound {
 		t.Errorf("no recipe: %v", err)
+	}
+}
+
+// What recipes hold is theirs alone.
+func TestRecipeFiles(t *testing.T) {
+	for name, want := range map[string][]string{
+		Base:      nil,
+		"browser": {"etc/chromium.d/berm", "etc/nginx/devtools.conf"},
+		"desktop": {"etc/chromium.d/berm", "usr/share/applications/google-chrome.desktop"},
+		"httpbin": nil,
+	} {
+		m := recipes[name]()
+		var extra []string
+		for file := range m.recipe.Files {
+			if _, ok := base().Files[file]; !ok {
+				extra = append(extra, file)
+			}
+		}
+		if slices.Sort(extra); !slices.Equal(extra, want) || m.defaults.Alias() != name {
+			t.Errorf("%s, %q, has the files %q, want %q", name, m.defaults.Alias(), extra, want)
+		}
+	}
+}
+
+// A build tells how far apt and dpkg are, and keeps their words for its error.
+func TestBuildLog(t *testing.T) {
+	var said []string
+	log := &buildLog{progress: func(s Step) { said = append(said, s.Message) }}
+	write := func(format string, args ...any) {
+		for part := range slices.Chunk([]byte(fmt.Sprintf(format, args...)), 7) {
+			if _, err := log.Write(part); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write("I: installing\nI: running --customize-hook\nUnpacking early (1) ...\n")
+	write("0 upgraded, 60 newly installed, 0 to remove and 0 not upgraded.\n")
+	for _, verb := range []string{"Unpacking", "Setting up"} {
+		for i := range 60 {
+			write("%s package-%d (1.0) ...\n", verb, i)
+		}
+	}
+	want := []string{"installing", "unpacked 50 of 60 packages", "set up 50 of 60 packages"}
+	if !slices.Equal(said, want) {
+		t.Errorf("it said %q, want %q", said, want)
+	}
+	write("dpkg: error processing package-7\n")
+	if err := log.explain(berm.Errorf(berm.Internal, "failed")); !strings.Contains(err.Error(), "error processing package-7") {
+		t.Error(err)
 	}
 }
