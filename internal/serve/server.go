@@ -108,7 +108,7 @@ type Config struct {
 	ContainerTemplate string
 	// Images is where templates are built; nil builds none.
 	Images *template.Store
-// Registries are those that images are fetched from in a way of their own.
+	// Registries are those that images are fetched from in a way of their own.
 	Registries *template.Registries
 	// Drivers makes the drivers of this machine, once the data directory is held.
 	Drivers func(Watch) ([]berm.Driver, error)
