@@ -16,6 +16,9 @@ SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd
 
+# What the tests of the code interpreter's server run on.
+JUPYTER  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berm/interpreter
+
 .PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop bench fuzz lint proto clean
 
 help: ## list the targets
@@ -35,9 +38,11 @@ runsc: ## build bin/runsc, gVisor at the version in go.mod, for the isolation le
 	version=$$($(GO) list -m -f '{{.Version}}' gvisor.dev/gvisor) && $(BUILD) \
 		-ldflags "-s -w -X gvisor.dev/gvisor/runsc/version.version=$$version" -o bin/runsc gvisor.dev/gvisor/runsc
 
-setup: ## install the distribution's packages that build, template and tests need
+setup: ## install the packages that build, template and tests need
 	$(SUDO) apt-get update -qq
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $(PACKAGES) >/dev/null
+	python3 -m venv $(JUPYTER)
+	$(JUPYTER)/bin/pip install -q --disable-pip-version-check -c internal/template/interpreter/requirements.txt tornado jupyter_client
 
 demo: setup build ## build, make the default template, start a server, run the SDK example
 	examples/demo

@@ -3,7 +3,6 @@ package template
 import (
 	"context"
 	"crypto/sha256"
-	_ "embed"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
@@ -25,12 +24,16 @@ type recipe struct {
 	Suite    string            `json:"suite"`
 	Arch     string            `json:"arch"`
 	Packages []string          `json:"packages"`
-	Exclude  []string          `json:"exclude"` // paths that dpkg leaves out
-	Include  []string          `json:"include"` // exceptions to Exclude
-	Epoch    int64             `json:"epoch"`   // no file is younger
-	Files    map[string]string `json:"files"`   // written at the end, over what packages brought
-	Setup    string            `json:"setup"`   // shell commands, run inside as root at the end
+	Exclude  []string          `json:"exclude"`          // paths that dpkg leaves out
+	Include  []string          `json:"include"`          // exceptions to Exclude
+	Python   []string          `json:"python,omitempty"` // "name==version", all that is needed, from Python's package index
+	Epoch    int64             `json:"epoch"`            // no file is younger
+	Files    map[string]string `json:"files"`            // written at the end, over what packages brought
+	Setup    string            `json:"setup"`            // shell commands, run inside as root at the end
 }
+
+// epoch is the time of the newest file of a recipe: 2025-01-01.
+const epoch = 1735689600
 
 // base is the recipe of the default template.
 func base() recipe {
@@ -46,7 +49,7 @@ func base() recipe {
 		},
 		Exclude: []string{"/usr/share/doc/*", "/usr/share/info/*", "/usr/share/locale/*", "/usr/share/man/*", "/usr/share/lintian/*"},
 		Include: []string{"/usr/share/doc/*/copyright", "/usr/share/doc/apt/examples/sources.list", "/usr/share/locale/locale.alias"},
-		Epoch:   1735689600, // 2025-01-01
+		Epoch:   epoch,
 		Files: map[string]string{
 			"etc/hostname":       "",
 			"etc/hosts":          "127.0.0.1\tlocalhost\n::1\tlocalhost\n",
@@ -71,19 +74,6 @@ test -s /etc/apt/sources.list
 	}
 }
 
-//go:embed httpbin.py
-var httpbinServer string
-
-// httpbin is base with a server that tells what it was asked, on port 8080: what E2B's tests have
-// for the other end of a sandbox's requests.
-func httpbin() made {
-	t := baseDefaults()
-	t.Names, t.Limits.Memory = []string{"httpbin"}, 512<<20
-	t.Start = "exec python3 - 8080 <<'END'\n" + httpbinServer + "END\n"
-	t.Ready = "curl -sf http://localhost:8080/headers"
-	return made{base(), t}
-}
-
 // key changes when the recipe does.
 func (r recipe) key() string {
 	b, err := json.Marshal(r)
@@ -93,6 +83,17 @@ func (r recipe) key() string {
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
 }
+
+// debianGlibc is the minor version of Debian 12's C library, for which Python's packages are chosen;
+// its Python is 3.11.2.
+const debianGlibc = 36
+
+// installWheels installs what fetchWheels brought. Bytecode is not checked against its source,
+// whose times the archive changes.
+const installWheels = `set -e
+python3 -m pip install --quiet --no-index --no-deps --no-compile --break-system-packages --root-user-action=ignore /.wheels/*.whl
+rm -r /.wheels
+python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3 /usr/lib/python3.11 /usr/local/lib/python3.11 || true`
 
 // packageList is where the built tree lists its packages, for the record.
 const packageList = "usr/share/berm/packages"
@@ -125,6 +126,9 @@ func runBootstrap(ctx context.Context, args []byte) error {
 	}
 	files, err := writeFiles("/var/tmp", b.Recipe)
 	if err != nil {
+		return err
+	}
+	if err := b.fetchWheels(ctx); err != nil {
 		return err
 	}
 	cmd := exec.CommandContext(ctx, "mmdebstrap", b.arguments(files)...)
@@ -177,12 +181,43 @@ func (b bootstrap) arguments(files string) []string {
 		args = append(args, "--dpkgopt=path-include="+p)
 	}
 	list := `"$1/` + packageList + `"`
+	if len(r.Python) > 0 {
+		args = append(args, `--customize-hook=cp -r --no-preserve=mode /var/tmp/wheels "$1/.wheels" && chroot "$1" /bin/sh -c '`+installWheels+`'`)
+	}
 	args = append(args,
 		`--customize-hook=mkdir -p "$1/usr/share/berm" && dpkg-query --admindir="$1/var/lib/dpkg" -W -f '${Package} ${Version}\n' >`+list,
 		`--customize-hook=rm -f "$1/etc/resolv.conf" "$1/etc/hostname" && cp -r --no-preserve=mode "`+files+`/." "$1/"`,
 		`--customize-hook=cp /var/tmp/setup "$1/.setup" && chroot "$1" /bin/sh /.setup && rm "$1/.setup"`,
 		r.Suite, "-")
 	return append(args, b.Sources...)
+}
+
+// fetchWheels downloads the recipe's Python packages: ready-made ones only, so that nothing of
+// them runs. What pip of this host is configured to ask, it asks.
+func (b bootstrap) fetchWheels(ctx context.Context) error {
+	if len(b.Recipe.Python) == 0 {
+		return nil
+	}
+	machine := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[b.Recipe.Arch]
+	args := []string{"-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "--dest=/var/tmp/wheels",
+		"--implementation=cp", "--python-version=3.11.2", "--abi=cp311", "--abi=abi3", "--abi=none",
+		"--platform=manylinux2014_" + machine, "--platform=linux_" + machine, "--platform=any"}
+	for minor := 17; minor <= debianGlibc; minor++ {
+		args = append(args, fmt.Sprintf("--platform=manylinux_2_%d_%s", minor, machine))
+	}
+	for _, c := range [][]string{
+		{"python3", "-m", "venv", "/var/tmp/venv"}, // hosts have this pip, not always one of their own
+		append(append([]string{"/var/tmp/venv/bin/python"}, args...), b.Recipe.Python...),
+	} {
+		cmd := exec.CommandContext(ctx, c[0], c[1:]...)
+		cmd.Dir, cmd.Env = "/var/tmp", append(os.Environ(), "HOME=/var/tmp", "TMPDIR=/var/tmp")
+		cmd.Stdout, cmd.Stderr = os.Stderr, os.Stderr // standard output is the tree's
+		if err := cmd.Run(); err != nil {
+			return berm.Errorf(berm.Unavailable, "fetch the Python packages: %w", err).
+				WithHint("The lines above say why. The host needs python3-venv, and its pip must be able to reach its index.")
+		}
+	}
+	return nil
 }
 
 // hostApt reads how apt of this host reaches the distribution: its sources for

@@ -24,7 +24,7 @@ func browser() made {
 	t.Limits.Memory = 2 << 30
 	t.Start = browserStart
 	t.Ready = "curl -sf http://localhost:9222/json/version"
-	return made{r, t}
+	return made{r, nil, t}
 }
 
 // desktop has what E2B's desktop SDKs start and use in a sandbox: they bring up the screen, Xfce and
@@ -46,7 +46,7 @@ ln -s vnc.html /usr/share/novnc/index.html
 	t := baseDefaults()
 	t.Names = []string{"desktop"}
 	t.Limits.Memory, t.Limits.Disk = 4<<30, 4<<30
-	return made{r, t}
+	return made{r, nil, t}
 }
 
 // chromium is base with Chromium and fonts in the place of Node.js.

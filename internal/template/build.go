@@ -1,6 +1,7 @@
 package template
 
 import (
+	"archive/tar"
 	"bytes"
 	"context"
 	"crypto/rand"
@@ -11,6 +12,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -26,18 +28,21 @@ import (
 // Base is the name of the default template.
 const Base = "base"
 
-// made is a recipe, and what sandboxes of its template get unless they ask for something else.
+// made is a recipe, what is laid over its tree, and what sandboxes of its template get unless they
+// ask for something else.
 type made struct {
 	recipe   recipe
+	over     map[string]string // files by path: a layer of its own, so that their change does not install all packages anew
 	defaults berm.Template
 }
 
 // recipes are those that are built in.
 var recipes = map[string]func() made{
-	Base:      func() made { return made{base(), baseDefaults()} },
-	"browser": browser,
-	"desktop": desktop,
-	"httpbin": httpbin,
+	Base:        func() made { return made{base(), nil, baseDefaults()} },
+	"browser":   browser,
+	"desktop":   desktop,
+	"httpbin":   httpbin,
+	Interpreter: interpreter,
 }
 
 // Recipes are the names of the templates that Build knows.
@@ -120,7 +125,7 @@ func (s *Store) Build(ctx context.Context, name string, force bool, p Progress) 
 func (s *Store) built(m made) (berm.Template, bool) {
 	found, err := s.find(m.defaults.Alias())
 	t := found.Template
-	ok := err == nil && found.Digest == m.recipe.key() && t.Start == m.defaults.Start && t.Ready == m.defaults.Ready && whole(found)
+	ok := err == nil && found.Digest == m.key() && t.Start == m.defaults.Start && t.Ready == m.defaults.Ready && whole(found)
 	return t, ok
 }
 
@@ -141,17 +146,81 @@ func (s *Store) make(ctx context.Context, m made, anew bool, p Progress) (berm.T
 	if err != nil {
 		return berm.Template{}, err
 	}
-	i := slices.IndexFunc(all, func(r record) bool { return r.Digest == m.recipe.key() && whole(r) })
+	i := slices.IndexFunc(all, func(r record) bool { return strings.HasPrefix(r.Digest, m.recipe.key()) && whole(r) })
 	var t record
 	if i >= 0 && !anew {
 		t = all[i]
 	} else if t, err = s.bootstrap(ctx, m.recipe, p); err != nil {
 		return berm.Template{}, err
 	}
-	layers, size := t.Layers, t.Size
-	t.Template, t.Source = m.defaults, "recipe:"+m.defaults.Alias()
-	t.Layers, t.Size = layers, size
+	layers := t.Layers[:1]
+	t.Template, t.Source, t.Digest = m.defaults, "recipe:"+m.defaults.Alias(), m.key()
+	info, ok, err := s.haveLayer(layers[0].DiffID)
+	if err != nil || !ok {
+		return berm.Template{}, berm.Errorf(berm.Internal, "the layer %s is gone: %w", layers[0].DiffID, err)
+	}
+	t.Layers, t.Size = layers, info.Size
+	if m.over != nil {
+		if err := s.layOver(ctx, &t, m.over); err != nil {
+			return berm.Template{}, err
+		}
+	}
 	return s.put(ctx, t)
+}
+
+// key changes when the recipe does, or what is laid over it.
+func (m made) key() string {
+	if m.over == nil {
+		return m.recipe.key()
+	}
+	sum := sha256.Sum256(pack(m.over))
+	return m.recipe.key() + "+" + hex.EncodeToString(sum[:])
+}
+
+// layOver adds files to a template as its uppermost layer.
+func (s *Store) layOver(ctx context.Context, t *record, files map[string]string) error {
+	data := pack(files)
+	sum := sha256.Sum256(data)
+	layer := blob{diffID: "sha256:" + hex.EncodeToString(sum[:]), size: int64(len(data)), open: func() (io.ReadCloser, error) {
+		return io.NopCloser(bytes.NewReader(data)), nil
+	}}
+	budget := DefaultBudget
+	info, chain, err := s.importLayer(ctx, []string{t.Layers[0].DiffID}, layer, &budget, func(int64) {})
+	if err != nil {
+		return err
+	}
+	t.Layers = append(slices.Clip(t.Layers), berm.Layer{DiffID: layer.diffID, Path: s.layerPath(chain)})
+	t.Size += info.Size
+	return nil
+}
+
+// pack archives files with the directories that lead to them, readable for all, the same for the
+// same files.
+func pack(files map[string]string) []byte {
+	names := map[string]bool{} // and whether each is a directory
+	for name := range files {
+		names[name] = false
+		for dir := path.Dir(name); dir != "."; dir = path.Dir(dir) {
+			names[dir+"/"] = true
+		}
+	}
+	var b bytes.Buffer
+	w := tar.NewWriter(&b)
+	for _, name := range slices.Sorted(maps.Keys(names)) {
+		h := tar.Header{Name: name, Mode: 0o644, Size: int64(len(files[name])), ModTime: time.Unix(epoch, 0), Format: tar.FormatPAX}
+		if names[name] {
+			h.Mode, h.Typeflag = 0o755, tar.TypeDir
+		}
+		err := w.WriteHeader(&h)
+		if err == nil {
+			_, err = io.WriteString(w, files[name])
+		}
+		if err != nil {
+			panic(err) // they are in memory, and as long as they say
+		}
+	}
+	_ = w.Close()
+	return b.Bytes()
 }
 
 // bootstrap installs the recipe's packages in a directory of the builder's own,

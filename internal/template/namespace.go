@@ -214,6 +214,11 @@ func inNamespace(ctx context.Context, maps idMap, task string, args, result any,
 			cmd.Env = append(cmd.Env, name+"="+v)
 		}
 	}
+	for _, v := range os.Environ() {
+		if strings.HasPrefix(v, "PIP_") {
+			cmd.Env = append(cmd.Env, v)
+		}
+	}
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, stdin, stdout, stderr
 	cmd.ExtraFiles = []*os.File{gateR, replyW}
 	cmd.SysProcAttr = &syscall.SysProcAttr{

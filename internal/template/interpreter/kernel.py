@@ -1,0 +1,180 @@
+"""One running Jupyter kernel."""
+import asyncio
+import logging
+import os
+import signal
+import tempfile
+
+from jupyter_client.asynchronous import AsyncKernelClient
+from jupyter_client.connect import write_connection_file
+
+START_TIMEOUT = 60  # seconds until a kernel must answer
+SETTLE_TIMEOUT = 10  # seconds for the last messages of an execution, which come on two channels
+OUTPUT_LIMIT = 64 << 20  # bytes of output that wait for a client that does not read
+
+# A kernel goes with the server, and when memory runs out the kernel goes, not the server.
+LAUNCH = ["sh", "-c", 'echo 500 >/proc/self/oom_score_adj; exec setpriv --pdeathsig KILL -- "$@"', "kernel"]
+
+
+class Died(Exception):
+    """The kernel's process ended. The text says how."""
+
+
+class Unanswered(Exception):
+    """The kernel lives and does not answer."""
+
+
+class Kernel:
+    """A kernel process, and the connection to it."""
+
+    def __init__(self, language):
+        self.language = language
+        self._run = None  # the message id and the sink of what runs
+        self._pumps = []
+
+    async def start(self, cwd, env):
+        """Starts the process and returns when it answers. Died or Unanswered say why it does not."""
+        fd, self._file = tempfile.mkstemp(prefix="kernel-", suffix=".json")
+        os.close(fd)
+        write_connection_file(self._file)
+        try:
+            self.process = await asyncio.create_subprocess_exec(
+                *LAUNCH,
+                *self.language.command(self._file),
+                cwd=cwd,
+                env=env | self.language.env,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as e:
+            os.unlink(self._file)
+            raise Died(str(e)) from e
+        self.died = asyncio.ensure_future(self.process.wait())
+        self._client = AsyncKernelClient()
+        self._client.load_connection_file(self._file)
+        self._client.start_channels(shell=True, iopub=True, stdin=False, hb=False, control=True)
+        self._pumps = [
+            asyncio.create_task(self._pump(self._client.iopub_channel)),
+            asyncio.create_task(self._pump(self._client.shell_channel)),
+        ]
+        try:
+            async with asyncio.timeout(START_TIMEOUT):
+                await self._greet()
+        except TimeoutError:
+            await self.stop()
+            raise Unanswered(f"the kernel did not answer within {START_TIMEOUT} s") from None
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _greet(self):
+        """Asks until an answer has come on both channels: what is published before the
+        subscription has reached the kernel is lost."""
+        while True:
+            answered = _Answered()
+            message = self._client.session.msg("kernel_info_request", {})
+            self._run = (message["header"]["msg_id"], answered)
+            self._client.shell_channel.send(message)
+            await asyncio.wait({answered.done, self.died}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
+            self._run = None
+            if self.died.done():
+                raise Died(self.how())
+            if answered.done.done():
+                return
+
+    async def _pump(self, channel):
+        session = self._client.session
+        while True:
+            # Not the channel's get_msg: its poll misses what comes while the socket sends.
+            parts = await channel.socket.recv_multipart()
+            try:
+                message = session.deserialize(session.feed_identities(parts)[1])
+            except (ValueError, KeyError) as e:  # not the kernel's: it is not signed
+                logging.warning("a message that is none: %s", e)
+                continue
+            if self._run and message["parent_header"].get("msg_id") == self._run[0]:
+                self._run[1].take(message)
+
+    async def execute(self, code, sink, silent=False):
+        """Runs code and returns when it has ended, having given its messages to sink.take. Died
+        says that the kernel ended. Cancelled, it leaves the code running."""
+        message = self._client.session.msg(
+            "execute_request",
+            {
+                "code": code,
+                "silent": silent,
+                "store_history": not silent,
+                "user_expressions": {},
+                "allow_stdin": False,
+                "stop_on_error": False,
+            },
+        )
+        if self.died.done():
+            raise Died(self.how())
+        answered = _Answered(sink)
+        self._run = (message["header"]["msg_id"], answered)
+        try:
+            self._client.shell_channel.send(message)
+            await asyncio.wait({answered.half, self.died}, return_when=asyncio.FIRST_COMPLETED)
+            # Each of the two may come last, and publishing is not reliable.
+            await asyncio.wait({answered.done, self.died}, timeout=SETTLE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
+            if self.died.done() and not answered.done.done():
+                raise Died(self.how())
+        finally:
+            self._run = None
+
+    def how(self):
+        """How the process ended."""
+        code = self.died.result()
+        if code == -signal.SIGKILL:
+            return "it was killed, as happens when memory runs out"
+        if code < 0:
+            return f"it died of {signal.Signals(-code).name}"
+        return f"it ended with status {code}"
+
+    def interrupt(self):
+        """Asks the kernel to stop what it runs."""
+        if self.died.done():
+            return
+        if self.language.interrupt_by_message:
+            self._client.control_channel.send(self._client.session.msg("interrupt_request", {}))
+        else:
+            os.killpg(self.process.pid, signal.SIGINT)
+
+    async def stop(self):
+        """Ends the process, and all that share its session."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        await self.died
+        for pump in self._pumps:
+            pump.cancel()
+        self._client.stop_channels()
+        try:
+            os.unlink(self._file)
+        except FileNotFoundError:
+            pass
+
+
+class _Answered:
+    """Waits for the reply to a request and for the end of what was published about it."""
+
+    def __init__(self, sink=None):
+        loop = asyncio.get_running_loop()
+        self.half, self.done = loop.create_future(), loop.create_future()
+        self._seen = set()
+        self._sink = sink
+
+    def take(self, message):
+        kind = message["msg_type"]
+        if self._sink is not None:
+            self._sink.take(message)
+        if kind == "status" and message["content"]["execution_state"] == "idle" or kind.endswith("_reply"):
+            self._seen.add(kind)
+            if not self.half.done():
+                self.half.set_result(None)
+            if len(self._seen) == 2 and not self.done.done():
+                self.done.set_result(None)
