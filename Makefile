@@ -19,7 +19,7 @@ PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl bus
 # What the tests of the code interpreter's server run on.
 JUPYTER  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berm/interpreter
 
-.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop test-interpreter bench fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -72,6 +72,9 @@ test-agents: build ## let codex and claude-code, whose terms you must have accep
 test-desktop: build ## build the templates browser and desktop, drive them by Playwright and E2B's desktop SDKs
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
 	test/e2e/run desktop
+
+test-interpreter: build ## build the code interpreter's template and drive it with the official packages
+	test/e2e/interpreter/run
 
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null

@@ -99,6 +99,8 @@ The recipes are built in:
   browser   Chromium, for Playwright and puppeteer
   desktop   Xfce and Chromium on a screen that E2B's desktop SDKs drive
   httpbin   base, which tells on port 8080 what it is asked, for tests
+  code-interpreter-v1
+            base with Jupyter kernels, for E2B's code interpreter
 
 Nothing is done when the template is there and its recipe has not changed. The host's apt
 sources and options are used, but do not get into the template. Packages' scripts never

@@ -153,13 +153,9 @@ func (s *Store) make(ctx context.Context, m made, anew bool, p Progress) (berm.T
 	} else if t, err = s.bootstrap(ctx, m.recipe, p); err != nil {
 		return berm.Template{}, err
 	}
-	layers := t.Layers[:1]
+	layers, size := t.Layers[:1], t.Size
 	t.Template, t.Source, t.Digest = m.defaults, "recipe:"+m.defaults.Alias(), m.key()
-	info, ok, err := s.haveLayer(layers[0].DiffID)
-	if err != nil || !ok {
-		return berm.Template{}, berm.Errorf(berm.Internal, "the layer %s is gone: %w", layers[0].DiffID, err)
-	}
-	t.Layers, t.Size = layers, info.Size
+	t.Layers, t.Size = layers, size
 	if m.over != nil {
 		if err := s.layOver(ctx, &t, m.over); err != nil {
 			return berm.Template{}, err
@@ -190,8 +186,9 @@ func (s *Store) layOver(ctx context.Context, t *record, files map[string]string)
 		return err
 	}
 	t.Layers = append(slices.Clip(t.Layers), berm.Layer{DiffID: layer.diffID, Path: s.layerPath(chain)})
-	t.Size += info.Size
-	return nil
+	below, _, err := s.haveLayer(t.Layers[0].DiffID)
+	t.Size = below.Size + info.Size
+	return err
 }
 
 // pack archives files with the directories that lead to them, readable for all, the same for the

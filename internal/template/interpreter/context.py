@@ -281,7 +281,7 @@ class Context:
             if not execution.stopped.is_set():
                 execution.put(failure("ExecutionTimeout", f"the code did not end within {execution.timeout:g} s and was interrupted"))
                 execution.failed = True
-            kernel.interrupt()
+            await kernel.interrupt()
             await asyncio.wait({run}, timeout=INTERRUPT_GRACE)
             if not run.done():
                 self._lost = "its code did not stop when it was interrupted"

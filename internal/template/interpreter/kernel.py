@@ -16,6 +16,11 @@ OUTPUT_LIMIT = 64 << 20  # bytes of output that wait for a client that does not 
 LAUNCH = ["sh", "-c", 'echo 500 >/proc/self/oom_score_adj; exec setpriv --pdeathsig KILL -- "$@"', "kernel"]
 
 
+# What a shell starts in the background ignores what interrupts kernels, and they would with it.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 class Died(Exception):
     """The kernel's process ended. The text says how."""
 
@@ -74,9 +79,7 @@ class Kernel:
         subscription has reached the kernel is lost."""
         while True:
             answered = _Answered()
-            message = self._client.session.msg("kernel_info_request", {})
-            self._run = (message["header"]["msg_id"], answered)
-            self._client.shell_channel.send(message)
+            await self._ask("kernel_info_request", {}, answered)
             await asyncio.wait({answered.done, self.died}, timeout=0.5, return_when=asyncio.FIRST_COMPLETED)
             self._run = None
             if self.died.done():
@@ -87,7 +90,6 @@ class Kernel:
     async def _pump(self, channel):
         session = self._client.session
         while True:
-            # Not the channel's get_msg: its poll misses what comes while the socket sends.
             parts = await channel.socket.recv_multipart()
             try:
                 message = session.deserialize(session.feed_identities(parts)[1])
@@ -97,26 +99,31 @@ class Kernel:
             if self._run and message["parent_header"].get("msg_id") == self._run[0]:
                 self._run[1].take(message)
 
+    async def _ask(self, kind, content, answered):
+        """Sends a request, whose answers go to answered."""
+        message = self._client.session.msg(kind, content)
+        self._run = (message["header"]["msg_id"], answered)
+        await self._send(self._client.shell_channel, message)
+
+    async def _send(self, channel, message):
+        # Not by the channel's send: it goes past the loop, which then misses what comes meanwhile.
+        await channel.socket.send_multipart(self._client.session.serialize(message))
+
     async def execute(self, code, sink, silent=False):
         """Runs code and returns when it has ended, having given its messages to sink.take. Died
         says that the kernel ended. Cancelled, it leaves the code running."""
-        message = self._client.session.msg(
-            "execute_request",
-            {
+        if self.died.done():
+            raise Died(self.how())
+        answered = _Answered(sink)
+        try:
+            await self._ask("execute_request", {
                 "code": code,
                 "silent": silent,
                 "store_history": not silent,
                 "user_expressions": {},
                 "allow_stdin": False,
                 "stop_on_error": False,
-            },
-        )
-        if self.died.done():
-            raise Died(self.how())
-        answered = _Answered(sink)
-        self._run = (message["header"]["msg_id"], answered)
-        try:
-            self._client.shell_channel.send(message)
+            }, answered)
             await asyncio.wait({answered.half, self.died}, return_when=asyncio.FIRST_COMPLETED)
             # Each of the two may come last, and publishing is not reliable.
             await asyncio.wait({answered.done, self.died}, timeout=SETTLE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
@@ -134,12 +141,12 @@ class Kernel:
             return f"it died of {signal.Signals(-code).name}"
         return f"it ended with status {code}"
 
-    def interrupt(self):
+    async def interrupt(self):
         """Asks the kernel to stop what it runs."""
         if self.died.done():
             return
         if self.language.interrupt_by_message:
-            self._client.control_channel.send(self._client.session.msg("interrupt_request", {}))
+            await self._send(self._client.control_channel, self._client.session.msg("interrupt_request", {}))
         else:
             os.killpg(self.process.pid, signal.SIGINT)
 
