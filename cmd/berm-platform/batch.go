@@ -26,6 +26,10 @@ import (
 // run.
 const exitJobsFailed = 3
 
+// killTime is how long a batch waits for its jobs once they are killed, and then for the end of
+// sandboxes that are left.
+const killTime = 20 * time.Second
+
 func newBatchCommand() *cobra.Command {
 	b := batchRun{output: 64 << 10}
 	cmd := serverCommand(&cobra.Command{
@@ -111,19 +115,27 @@ func (b *batchRun) run(cmd *cobra.Command, args []string) (err error) {
 	if b.results == "" {
 		b.results = strings.TrimSuffix(file, filepath.Ext(file)) + ".results.jsonl"
 	}
-	jobs, err := readJobs(file)
-	if err != nil {
+	jobs, err := readJobs(cmd.Context(), file)
+	if errors.Is(err, context.Canceled) {
+		return cli.ExitError(128 + int(syscall.SIGINT))
+	} else if err != nil {
 		return err
 	}
 	c, err := server(cmd)
 	if err != nil {
 		return err
 	}
-	results, err := batch.Open(b.results, b.resume)
+	results, err := batch.Open(b.results, file, jobs, b.resume)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, results.Close()) }()
+	switch {
+	case b.resume && !results.Resumed:
+		cli.Notice(cmd, "%s has no results yet: all jobs are run", terminal.Escape(b.results))
+	case results.Copied:
+		cli.Notice(cmd, "%s is a copy, or was edited: the batch that it began with may still run, and keeps its sandboxes", terminal.Escape(b.results))
+	}
 	done := summary{Jobs: len(jobs), Results: b.results}
 	left := jobs[:0:0]
 	for i := range jobs {
@@ -156,8 +168,30 @@ func (b *batchRun) run(cmd *cobra.Command, args []string) (err error) {
 	return b.end(cmd, done, interrupted, err)
 }
 
-// readJobs reads a file of jobs and all that it names.
-func readJobs(file string) ([]batch.Job, error) {
+// readJobs reads a file of jobs and all that it names, unless ctx ends before.
+func readJobs(ctx context.Context, file string) ([]batch.Job, error) {
+	if info, err := os.Stat(file); file != "-" && err == nil && !info.Mode().IsRegular() {
+		return nil, berm.Errorf(berm.Invalid, "%s is no regular file", file).WithHint("\"-\" reads the jobs of a pipe from stdin.")
+	}
+	// A read of stdin ends when whoever writes says so.
+	type parsed struct {
+		jobs []batch.Job
+		err  error
+	}
+	read := make(chan parsed, 1)
+	go func() {
+		jobs, err := parseJobs(file)
+		read <- parsed{jobs, err}
+	}()
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case p := <-read:
+		return p.jobs, p.err
+	}
+}
+
+func parseJobs(file string) ([]batch.Job, error) {
 	content, err := readBounded(file, batch.MaxFile)
 	if err != nil {
 		return nil, err
@@ -204,18 +238,21 @@ func jobSandbox(j *batch.Job) (o client.CreateOptions, err error) {
 
 // runLeft runs the jobs that have no result. An interruption is no error.
 func (b *batchRun) runLeft(cmd *cobra.Command, r *batch.Runner, left []batch.Job, results *batch.Results, earlier int) (interrupted bool, err error) {
+	n, err := r.Sweep(cmd.Context())
 	signals := make(chan os.Signal, 4)
 	signal.Notify(signals, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer signal.Stop(signals)
-	// The command's context ends at the first signal, after which jobs go on.
-	ctx, kill := context.WithCancel(context.WithoutCancel(cmd.Context()))
-	defer kill()
-	switch n, err := r.Sweep(ctx); {
+	switch {
+	case cmd.Context().Err() != nil:
+		return true, nil
 	case err != nil:
 		return false, err
 	case n > 0:
 		cli.Notice(cmd, "killed %d sandboxes that were left", n)
 	}
+	// From here on jobs go on when the command's context ends, which is at the first signal.
+	ctx, kill := context.WithCancel(context.WithoutCancel(cmd.Context()))
+	defer kill()
 	p := &batchProgress{w: cmd.ErrOrStderr(), r: r, all: len(left), earlier: earlier, began: time.Now()}
 	drain, ended := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -231,16 +268,22 @@ func (b *batchRun) runLeft(cmd *cobra.Command, r *batch.Runner, left []batch.Job
 	}()
 	tick := time.NewTicker(p.every())
 	defer tick.Stop()
+	var tooLong <-chan time.Time
 	for running := true; running; {
 		select {
 		case err = <-ended:
 			running = false
+		case <-tooLong:
+			err, running = errors.New("jobs did not end when they were killed"), false
 		case <-tick.C:
 			p.show()
 		case <-signals:
 			if interrupted {
 				p.say("killing the jobs that run")
 				kill()
+				if tooLong == nil {
+					tooLong = time.After(killTime)
+				}
 				continue
 			}
 			interrupted = true
@@ -250,7 +293,7 @@ func (b *batchRun) runLeft(cmd *cobra.Command, r *batch.Runner, left []batch.Job
 	}
 	p.clear()
 	// Of a create whose answer was lost nobody knew the id.
-	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	final, cancel := context.WithTimeout(context.WithoutCancel(ctx), killTime)
 	defer cancel()
 	if _, failed := r.Sweep(final); failed != nil && err == nil {
 		err = fmt.Errorf("sandboxes may be left: %w", failed)

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -235,6 +237,144 @@ func TestBatchInterrupted(t *testing.T) {
 		if left := s.sandboxes(); len(left) != 0 {
 			t.Errorf("left are %+v", left)
 		}
+	}
+}
+
+// A copy of the results of a batch that runs takes nothing away from it.
+func TestBatchCopied(t *testing.T) {
+	s := newSetup(t)
+	file := writeJobs(t, batchJobs(2))
+	results := strings.TrimSuffix(file, ".yaml") + ".results.jsonl"
+	first := s.command("batch", file)
+	if err := first.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "two running jobs", func() bool { return s.server.Started.Load() == 2 })
+	living := s.sandboxes()
+	text, err := os.ReadFile(results)
+	if err != nil {
+		t.Fatal(err)
+	}
+	copied := filepath.Join(filepath.Dir(file), "copy.jsonl")
+	if err := os.WriteFile(copied, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	// Of jobs that are not these, and of these.
+	none := writeJobs(t, "- {id: other, command: 'true'}\n")
+	if r := s.run("batch", "--resume", "-o", copied, none); r.code != 1 || !strings.Contains(r.stderr, "has results of other jobs") || !strings.Contains(r.stderr, "hint: --results") {
+		t.Errorf("another file: %+v", r)
+	}
+	second := s.command("batch", "--resume", "-o", copied, file)
+	var stderr lockedBuffer
+	second.Stderr = &stderr
+	if err := second.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "four running jobs", func() bool { return s.server.Started.Load() == 4 })
+	now := s.sandboxes()
+	for _, b := range living {
+		if !slices.ContainsFunc(now, func(is client.Sandbox) bool { return is.ID == b.ID }) {
+			t.Errorf("%s was killed", b.ID)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(s.server.Home, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(first.Wait(), second.Wait()); err != nil || !strings.Contains(stderr.String(), "copy.jsonl is a copy") {
+		t.Errorf("both: %v, %s", err, stderr.String())
+	}
+	for _, path := range []string{results, copied} {
+		for _, r := range readResults(t, path) {
+			if r.Attempts != 1 || r.Outcome != batch.Passed {
+				t.Errorf("%s: %+v", path, r)
+			}
+		}
+	}
+	if left := s.sandboxes(); len(left) != 0 {
+		t.Errorf("left are %+v", left)
+	}
+}
+
+// Nobody waits for the other end of a pipe.
+func TestBatchPipes(t *testing.T) {
+	s := newSetup(t)
+	fifo := filepath.Join(t.TempDir(), "fifo")
+	if err := syscall.Mkfifo(fifo, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	good := writeJobs(t, "- {id: a, command: 'true'}\n")
+	for name, args := range map[string][]string{
+		"FILE": {fifo}, "the results": {"-o", fifo, good}, "results that are a device": {"-o", "/dev/null", good},
+		"what is put": {writeJobs(t, "- {id: a, command: 'true', put: [{from: "+fifo+", to: x}]}\n")},
+	} {
+		if r := s.run(append([]string{"batch"}, args...)...); r.code != 1 || !strings.Contains(r.stderr, "is no regular file") {
+			t.Errorf("%s: %+v", name, r)
+		}
+	}
+	if r := s.run("batch", "--resume", good); r.code != 0 || !strings.Contains(r.stderr, "jobs.results.jsonl has no results yet: all jobs are run") {
+		t.Errorf("resumed without results: %+v", r)
+	}
+	// Jobs of stdin are waited for, until a signal.
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	defer r.Close()
+	cmd := s.command("batch", "-", "-o", filepath.Join(t.TempDir(), "r.jsonl"))
+	cmd.Stdin = r
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := w.Write(make([]byte, 1<<20)); err != nil { // is read, so that it waits for more
+		t.Fatal(err)
+	}
+	if err := cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		t.Fatal(err)
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 130 {
+		t.Errorf("a signal: code %d", code)
+	}
+}
+
+// A second signal ends a batch also when a job cannot be ended, for which a file is one that was
+// exchanged after it was looked at.
+func TestBatchStuck(t *testing.T) {
+	if os.Getenv("BERM_TEST_ALL") == "" {
+		t.Skip("slow: set BERM_TEST_ALL=1")
+	}
+	s := newSetup(t)
+	put := filepath.Join(t.TempDir(), "put")
+	if err := os.WriteFile(put, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cmd := s.command("batch", "-j", "1", writeJobs(t, batchJobs(1)+"- {id: stuck, command: 'true', put: [{from: "+put+", to: x}]}\n"))
+	var stderr lockedBuffer
+	cmd.Stderr = &stderr
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the first job", func() bool { return s.server.Started.Load() == 1 })
+	if err := errors.Join(os.Remove(put), syscall.Mkfifo(put, 0o600), os.WriteFile(filepath.Join(s.server.Home, "go"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	waitFor(t, "the second job", func() bool {
+		all := s.sandboxes()
+		return len(all) == 1 && all[0].Metadata["berm.job"] == "stuck"
+	})
+	for _, said := range []string{"no further job begins", "killing the jobs that run"} {
+		if err := cmd.Process.Signal(syscall.SIGINT); err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, said, func() bool { return strings.Contains(stderr.String(), said) })
+	}
+	_ = cmd.Wait()
+	if code := cmd.ProcessState.ExitCode(); code != 1 || !strings.Contains(stderr.String(), "jobs did not end when they were killed") {
+		t.Errorf("code %d: %s", code, stderr.String())
+	}
+	if left := s.sandboxes(); len(left) != 0 {
+		t.Errorf("left are %+v", left)
 	}
 }
 

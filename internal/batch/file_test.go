@@ -3,9 +3,11 @@ package batch
 import (
 	"bytes"
 	"os"
+	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -198,6 +200,31 @@ func TestSchema(t *testing.T) {
 	} {
 		if valid(text) == nil {
 			t.Errorf("the schema takes %s", text)
+		}
+	}
+}
+
+// What a job names can be read to an end.
+func TestResolve(t *testing.T) {
+	dir := t.TempDir()
+	if err := syscall.Mkfifo(filepath.Join(dir, "fifo"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for job, want := range map[string]string{
+		"put: [{from: .}]":    "",
+		"put: [{from: fifo}]": "fifo is no regular file",
+		"policy: fifo":        "fifo is no regular file",
+		"policy: .":           "is no regular file",
+		"put: [{from: none}]": "no such file",
+		"checks: [{command: x, put: [{from: fifo}]}]": "fifo is no regular file",
+	} {
+		jobs, err := Parse("f", []byte("version: 1\njobs:\n- {id: a, command: x, "+job+"}"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = jobs[0].Resolve(dir)
+		if want == "" && err != nil || want != "" && (berm.KindOf(err) != berm.Invalid || !strings.HasPrefix(err.Error(), "f:3: job a: ") || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%s: %v, want %q", job, err, want)
 		}
 	}
 }

@@ -297,27 +297,34 @@ func (t Text) check() error {
 	return err
 }
 
-// Resolve has the paths of this machine begin at dir, and says what is missing.
+// Resolve has the paths of this machine begin at dir, and says what is missing, or cannot be read to
+// an end.
 func (j *Job) Resolve(dir string) error {
-	resolve := func(path *string) error {
-		if *path != "" && !filepath.IsAbs(*path) {
+	resolve := func(path *string, mayBeDir bool) error {
+		if *path == "" {
+			return nil
+		}
+		if !filepath.IsAbs(*path) {
 			*path = filepath.Join(dir, *path)
 		}
-		if _, err := os.Stat(*path); err != nil && *path != "" {
+		switch info, err := os.Stat(*path); {
+		case err != nil:
 			return berm.Errorf(berm.Invalid, "%s: job %s: %w", j.At, j.ID, err)
+		case !info.Mode().IsRegular() && (!mayBeDir || !info.IsDir()):
+			return berm.Errorf(berm.Invalid, "%s: job %s: %s is no regular file", j.At, j.ID, *path)
 		}
 		return nil
 	}
 	puts := func(list []Put) ([]Put, error) {
 		list = slices.Clone(list) // which jobs share
 		for i := range list {
-			if err := resolve(&list[i].From); err != nil {
+			if err := resolve(&list[i].From, true); err != nil {
 				return nil, err
 			}
 		}
 		return list, nil
 	}
-	err := resolve(&j.Policy)
+	err := resolve(&j.Policy, false)
 	if err == nil {
 		j.Put, err = puts(j.Put)
 	}

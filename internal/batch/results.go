@@ -6,12 +6,18 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"os"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -76,6 +82,9 @@ type Results struct {
 	Batch string
 	// Resumed says that the file was there before.
 	Resumed bool
+	// Copied says that the batch which began the file may still write another one, of which this is
+	// a copy: it goes on as a batch of its own.
+	Copied bool
 
 	done map[string]Result // without output
 
@@ -84,83 +93,171 @@ type Results struct {
 	failed error // nothing may follow a line that is not whole
 }
 
-// first is the first line of a file of results.
-type first struct {
+// head is the first line of a file of results. A copy of one that is gone on with has a further one.
+type head struct {
 	Batch   string `json:"batch"`
 	Version int    `json:"version"`
+	Jobs    string `json:"jobs"`  // the file of the jobs, as seen from here; "-" is stdin
+	Inode   string `json:"inode"` // tells the file from its copies, which the lock is not held on
 }
 
-// Open opens a file of results, or makes it. A file that is there must be meant to be gone on with;
-// a line that was being written when its batch died is taken away. Kinds: AlreadyExists, Conflict,
-// Invalid.
-func Open(path string, resume bool) (*Results, error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
+// Open opens the file of results of the jobs that come from a file ("-" is stdin), or makes it. One
+// that is there must be meant to be gone on with, and of these jobs; a line that was being written
+// when its batch died is taken away. Kinds: AlreadyExists, Conflict, Invalid.
+func Open(path, from string, jobs []Job, resume bool) (*Results, error) {
+	// Without waiting, as for the other end of a pipe.
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|syscall.O_NONBLOCK, 0o644)
 	if err != nil {
 		return nil, berm.Errorf(berm.Invalid, "the results: %w", err)
 	}
 	r := &Results{file: file, done: map[string]Result{}}
-	if err := r.open(path, resume); err != nil {
+	if err := r.open(path, from, jobs, resume); err != nil {
 		_ = file.Close()
 		return nil, err
 	}
 	return r, nil
 }
 
-func (r *Results) open(path string, resume bool) error {
+func (r *Results) open(path, from string, jobs []Job, resume bool) error {
+	if info, err := r.file.Stat(); err != nil || !info.Mode().IsRegular() {
+		return berm.Errorf(berm.Invalid, "the results: %s is no regular file", path).
+			WithHint("Lines are read again by --resume. To see them come: tail -f.")
+	}
 	err := syscall.Flock(int(r.file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 	if errors.Is(err, syscall.EWOULDBLOCK) {
 		return berm.Errorf(berm.Conflict, "another batch writes %s", path)
 	} else if err != nil {
 		return berm.Errorf(berm.Invalid, "%s: %w", path, err)
 	}
-	whole, err := r.read(path)
+	is := head{Version: 1}
+	if is.Jobs, err = seenFrom(path, from); err != nil {
+		return berm.Errorf(berm.Invalid, "the results: %w", err)
+	}
+	if is.Inode, err = inode(r.file); err != nil {
+		return berm.Errorf(berm.Invalid, "%s: %w", path, err)
+	}
+	was, whole, err := r.read(path)
 	if err != nil {
 		return err
 	}
-	if r.Resumed = r.Batch != ""; len(r.done) > 0 && !resume {
-		return berm.Errorf(berm.AlreadyExists, "%s has results of %d jobs already", path, len(r.done)).
-			WithHint("--resume goes on with the jobs that are left; --results names another file, for a run of all.")
+	if r.Resumed = was.Batch != ""; r.Resumed {
+		if err := r.fits(path, was, is, jobs, resume); err != nil {
+			return err
+		}
 	}
 	if err := r.file.Truncate(whole); err != nil {
 		return err
 	}
-	if _, err := r.file.Seek(whole, io.SeekStart); err != nil || r.Resumed {
+	if _, err := r.file.Seek(whole, io.SeekStart); err != nil {
 		return err
 	}
+	if r.Batch = was.Batch; r.Resumed && was.Inode == is.Inode {
+		return nil
+	}
+	r.Copied = r.Resumed
 	r.Batch = strings.ToLower(rand.Text())
-	if err := r.line(first{r.Batch, 1}); err != nil {
+	is.Batch = r.Batch
+	if err := r.line(is); err != nil {
 		return err
 	}
 	// Sandboxes are found by what stands here.
 	return r.file.Sync()
 }
 
-// read returns where the last whole line ends.
-func (r *Results) read(path string) (whole int64, err error) {
+// fits says whether what was read may be gone on with.
+func (r *Results) fits(path string, was, is head, jobs []Job, resume bool) error {
+	const another = "--results names another file, for a run of all."
+	if was.Jobs != is.Jobs {
+		return berm.Errorf(berm.Conflict, "%s has results of other jobs, those of %s", path, was.Jobs).
+			WithHint("%s If it is the same file: its place, seen from the results, must be what it was.", another)
+	}
+	if len(r.done) > 0 && !resume {
+		return berm.Errorf(berm.AlreadyExists, "%s has results of %d jobs already", path, len(r.done)).
+			WithHint("--resume goes on with the jobs that are left; %s", another)
+	}
+	unknown := make(map[string]bool, len(r.done))
+	for id := range r.done {
+		unknown[id] = true
+	}
+	for i := range jobs {
+		delete(unknown, jobs[i].ID)
+	}
+	if len(unknown) == 0 {
+		return nil
+	}
+	return berm.Errorf(berm.Conflict, "%s has results of %d jobs that are not in %s, such as %s", path, len(unknown), is.Jobs, slices.Min(slices.Collect(maps.Keys(unknown)))).
+		WithHint("%s To go on with the others, put those jobs back or take their lines out of the results.", another)
+}
+
+// seenFrom is the place of a file of jobs as seen from the results: both may be moved together.
+func seenFrom(results, from string) (string, error) {
+	if from == "-" {
+		return from, nil
+	}
+	var dirs [2]string
+	for i, path := range []string{results, from} {
+		dir, err := filepath.Abs(filepath.Dir(path))
+		if err == nil {
+			dir, err = filepath.EvalSymlinks(dir)
+		}
+		if err != nil {
+			return "", err
+		}
+		dirs[i] = dir
+	}
+	return filepath.Rel(dirs[0], filepath.Join(dirs[1], filepath.Base(from)))
+}
+
+// inode is the number of a file and the time when it was made, if its file system tells (statx(2)):
+// numbers are used again, and are few in a file system of its own.
+func inode(f *os.File) (string, error) {
+	var s unix.Statx_t
+	if err := unix.Statx(int(f.Fd()), "", unix.AT_EMPTY_PATH, unix.STATX_INO|unix.STATX_BTIME, &s); err != nil {
+		return "", err
+	}
+	if s.Mask&unix.STATX_BTIME == 0 {
+		return fmt.Sprint(s.Ino), nil
+	}
+	return fmt.Sprintf("%d %d.%09d", s.Ino, s.Btime.Sec, s.Btime.Nsec), nil
+}
+
+// read returns the last head and where the last whole line ends.
+func (r *Results) read(path string) (last head, whole int64, err error) {
 	in := bufio.NewReader(r.file)
 	for n := 1; ; n++ {
 		line, err := in.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return whole, nil
+			const start = `{"batch":"`
+			if text := string(line); n == 1 && !strings.HasPrefix(text, start) && !strings.HasPrefix(start, text) {
+				return head{}, 0, notResults(path)
+			}
+			return last, whole, nil
 		} else if err != nil {
-			return 0, berm.Errorf(berm.Invalid, "%s: %w", path, err)
+			return head{}, 0, berm.Errorf(berm.Invalid, "%s: %w", path, err)
 		}
 		whole += int64(len(line))
-		if n == 1 {
-			var f first
-			if json.Unmarshal(line, &f) != nil || f.Batch == "" || f.Version != 1 {
-				return 0, berm.Errorf(berm.Invalid, "%s:1: this is no file of results", path)
-			}
-			r.Batch = f.Batch
-			continue
+		var is struct {
+			head
+			Result
 		}
-		var result Result
-		if json.Unmarshal(line, &result) != nil || result.Job == "" {
-			return 0, berm.Errorf(berm.Invalid, "%s:%d: this is no result", path, n)
+		err = json.Unmarshal(line, &is)
+		switch {
+		case err == nil && is.Batch != "" && is.Jobs != "" && is.Version == 1:
+			last = is.head
+		case n == 1:
+			return head{}, 0, notResults(path)
+		case err != nil || is.Job == "":
+			return head{}, 0, berm.Errorf(berm.Invalid, "%s:%d: this is no result", path, n).
+				WithHint("Take the line out, and the job is run again; or --results names another file, for a run of all.")
+		default:
+			is.Stdout, is.Stderr, is.Checks = "", "", nil
+			r.done[is.Job] = is.Result
 		}
-		result.Stdout, result.Stderr, result.Checks = "", "", nil
-		r.done[result.Job] = result
 	}
+}
+
+func notResults(path string) error {
+	return berm.Errorf(berm.Invalid, "%s:1: this is no file of results", path).WithHint("--results names another file, which is made.")
 }
 
 // Of returns the result of a job, if it needs no other one: it is of the same job, which could be run.

@@ -320,7 +320,7 @@ func (a *attempt) inside(ctx context.Context) {
 
 // broke tells of an error on the way, or of the sandbox's end.
 func (a *attempt) broke(ctx context.Context, err error) {
-	if s, gone := a.r.Client.Inspect(ctx, a.box.ID); gone == nil && s.Exit != nil {
+	if s, gone := a.inspect(ctx, err); gone == nil && s.Exit != nil {
 		reason := "the sandbox has ended: " + string(s.Exit.Reason)
 		if s.Exit.Detail != "" {
 			reason += ", " + s.Exit.Detail
@@ -335,8 +335,31 @@ func (a *attempt) broke(ctx context.Context, err error) {
 	} else if berm.KindOf(gone) == berm.NotFound {
 		a.broken = true
 	}
-	a.broken = a.broken || breaks(err)
+	a.broken = a.broken || breaks(err) && !said(err)
 	a.fail(Error, text(err))
+}
+
+// inspect looks for the sandbox's end after an error. Connections into it may break before the server
+// knows of it.
+func (a *attempt) inspect(ctx context.Context, err error) (*client.Sandbox, error) {
+	for tries := 0; ; tries++ {
+		s, gone := a.r.Client.Inspect(ctx, a.box.ID)
+		if gone != nil || s.Exit != nil || berm.KindOf(err) != berm.Unavailable || tries == 20 {
+			return s, gone
+		}
+		select {
+		case <-ctx.Done():
+			return s, gone
+		case <-time.After(100 * time.Millisecond):
+		}
+	}
+}
+
+// said says whether an error is an answer from inside, such as that a path cannot be written or that
+// the disk is full: another sandbox says the same.
+func said(err error) bool {
+	var e *berm.Error
+	return errors.As(err, &e) && (e.Kind == berm.Internal || e.Kind == berm.Exhausted)
 }
 
 func (a *attempt) put(ctx context.Context, user string, puts []Put) error {
@@ -364,9 +387,7 @@ func (a *attempt) get(ctx context.Context) error {
 	if err := os.RemoveAll(dir); err != nil { // of an attempt before
 		return err
 	}
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return err
-	}
+	defer os.Remove(dir) // if nothing came into it
 	c := client.Copier{Agent: a.agent(""), Note: a.note}
 	for _, from := range a.job.Get {
 		source, err := c.Agent.Stat(ctx, from)
@@ -377,6 +398,9 @@ func (a *attempt) get(ctx context.Context) error {
 			continue
 		}
 		to := filepath.Join(dir, filepath.Base(from))
+		if err == nil {
+			err = os.MkdirAll(dir, 0o755)
+		}
 		if err == nil {
 			err = c.Get(ctx, source, to)
 		}

@@ -3,10 +3,13 @@ package batch
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -135,6 +138,9 @@ func TestOutcomes(t *testing.T) {
 			t.Error(err)
 		}
 	}
+	if _, err := os.Stat(filepath.Join(r.runner.GetDir, "getnone")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a directory of what was not there: %v", err)
+	}
 	if c := r.runner.Counts(); c.Running != 0 || c.Passed != 10 || c.Failed != 10 || c.Errors != 0 {
 		t.Errorf("counts: %+v", c)
 	}
@@ -167,14 +173,16 @@ func TestRetries(t *testing.T) {
 		command string
 		want    string
 	}{
-		"broken twice":       {2, 500, creates, "true", "passed 3"},
-		"broken inside":      {2, 502, starts, "true", "passed 3"},
-		"broken always":      {99, 500, creates, "true", "error 3"},
-		"no room":            {5, 429, creates, "true", "passed 1"},
-		"wrong":              {99, 400, creates, "true", "error 1"},
-		"not there":          {99, 404, creates, "true", "error 1"},
-		"failed":             {0, 0, creates, "false", "failed 1"},
-		"put that is broken": {1, 502, func(r *http.Request) bool { return r.URL.Path == "/files" }, "true", "passed 2"},
+		"broken twice":        {2, 500, creates, "true", "passed 3"},
+		"broken inside":       {2, 502, starts, "true", "passed 3"},
+		"broken always":       {99, 500, creates, "true", "error 3"},
+		"no room":             {5, 429, creates, "true", "passed 1"},
+		"wrong":               {99, 400, creates, "true", "error 1"},
+		"not there":           {99, 404, creates, "true", "error 1"},
+		"failed":              {0, 0, creates, "false", "failed 1"},
+		"put that is refused": {99, 500, func(r *http.Request) bool { return r.URL.Path == "/files" }, "true", "error 1"},
+		"no room for a put":   {99, 507, func(r *http.Request) bool { return r.URL.Path == "/files" }, "true", "error 1"},
+		"put that is broken":  {1, 502, func(r *http.Request) bool { return r.URL.Path == "/files" }, "true", "passed 2"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -248,6 +256,34 @@ func TestSandboxEnds(t *testing.T) {
 	}
 }
 
+// How a sandbox has ended is known a little after its connections broke.
+func TestSandboxEndsLate(t *testing.T) {
+	r := newRig(t)
+	ended := make(chan error, 1)
+	go func() { ended <- r.runner.Run(t.Context(), nil, r.jobs(`- {id: a, command: sleep 60}`), r.add) }()
+	for r.server.Started.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	var id berm.SandboxID
+	if err := r.runner.Client.List(t.Context(), client.Filter{}, func(s client.Sandbox) bool {
+		id = s.ID
+		return true
+	}); err != nil {
+		t.Fatal(err)
+	}
+	asked := func(r string) bool { return strings.HasPrefix(r, "GET /berm/v1/sandboxes/") }
+	r.server.CloseClientConnections()
+	for !slices.ContainsFunc(r.server.Requests(), asked) {
+		time.Sleep(time.Millisecond)
+	}
+	r.server.Set(func(s *clienttest.Server) { s.Exits = map[berm.SandboxID]berm.Exit{id: {Reason: berm.ReasonOOM}} })
+	err := <-ended
+	if is := r.got["a"]; err != nil || is.Outcome != Failed || is.Reason != "the sandbox has ended: oom" {
+		t.Errorf("%+v, %v", is, err)
+	}
+	r.none()
+}
+
 // Drained, a batch ends with the jobs that run; ended, with none of them.
 func TestEnds(t *testing.T) {
 	for _, kill := range []bool{false, true} {
@@ -282,12 +318,12 @@ func TestEnds(t *testing.T) {
 // Nothing is lost of what was written, whatever was cut off behind it.
 func TestResults(t *testing.T) {
 	jobs := newRig(t).jobs("- {id: a, command: x}\n- {id: b, command: x}\n- {id: c, command: x}")
-	path := filepath.Join(t.TempDir(), "r.jsonl")
-	r, err := Open(path, false)
+	path, from := filepath.Join(t.TempDir(), "r.jsonl"), filepath.Join(t.TempDir(), "f")
+	r, err := Open(path, from, jobs, false)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path, true); berm.KindOf(err) != berm.Conflict {
+	if _, err := Open(path, from, jobs, true); berm.KindOf(err) != berm.Conflict {
 		t.Errorf("a second writer: %v", err)
 	}
 	for i, outcome := range []Outcome{Passed, Error} {
@@ -303,20 +339,20 @@ func TestResults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(path, false); berm.KindOf(err) != berm.AlreadyExists || !strings.Contains(berm.HintOf(err), "--resume") {
+	if _, err := Open(path, from, jobs, false); berm.KindOf(err) != berm.AlreadyExists || !strings.Contains(berm.HintOf(err), "--resume") {
 		t.Errorf("a file that is there: %v", err)
 	}
 	for cut := 0; cut <= len(whole); cut += 1 + cut%7 {
 		if err := os.WriteFile(path, whole[:cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
-		r, err := Open(path, true)
+		r, err := Open(path, from, jobs, true)
 		if err != nil {
 			t.Fatalf("cut at %d: %v", cut, err)
 		}
 		lines := strings.Count(string(whole[:cut]), "\n")
-		if _, done := r.Of(&jobs[0]); done != (lines >= 2) || lines > 0 && r.Batch != id {
-			t.Fatalf("cut at %d: done %v, batch %s of %s", cut, done, r.Batch, id)
+		if _, done := r.Of(&jobs[0]); done != (lines >= 2) || lines > 0 && r.Batch != id || r.Copied {
+			t.Fatalf("cut at %d: done %v, batch %s of %s, copied %v", cut, done, r.Batch, id, r.Copied)
 		}
 		if _, done := r.Of(&jobs[1]); done {
 			t.Fatal("what could not be run is done")
@@ -339,7 +375,7 @@ func TestResults(t *testing.T) {
 	}
 	changed := jobs[0]
 	changed.digest = "other"
-	if r, err = Open(path, true); err != nil {
+	if r, err = Open(path, from, jobs, true); err != nil {
 		t.Fatal(err)
 	}
 	if _, done := r.Of(&changed); done {
@@ -348,12 +384,91 @@ func TestResults(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, text := range []string{"hello\n", "{}\n", `{"batch":"b","version":2}` + "\n", `{"batch":"b","version":1}` + "\nhello\n"} {
+	// What is damaged, or something else, stays as it is, and it is said what to do.
+	begin, _, _ := strings.Cut(string(whole), "\n")
+	for _, text := range []string{"hello", "hello\n", "{}\n", `{"batch":"b","version":2}` + "\n", `{"batch":"b","version":1}` + "\n", begin + "\nhello\n", begin + "\n{}\n"} {
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Open(path, true); berm.KindOf(err) != berm.Invalid {
-			t.Errorf("%q: %v", text, err)
+		if _, err := Open(path, from, jobs, true); berm.KindOf(err) != berm.Invalid || !strings.Contains(berm.HintOf(err), "--results") {
+			t.Errorf("%q: %v, hint %q", text, err, berm.HintOf(err))
 		}
+		if is, err := os.ReadFile(path); err != nil || string(is) != text {
+			t.Errorf("%q is now %q, %v", text, is, err)
+		}
+	}
+}
+
+// Results are gone on with by the jobs that they are of, and only the file that a batch began to write
+// is that batch: where a copy goes on, the first one may run.
+func TestResultsOfOthers(t *testing.T) {
+	jobs := newRig(t).jobs("- {id: a, command: x}\n- {id: b, command: x}")
+	dir := filepath.Join(t.TempDir(), "here")
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	path, from := filepath.Join(dir, "r.jsonl"), filepath.Join(dir, "f.yaml")
+	open := func(path, from string, jobs []Job) (batch string, copied bool, err error) {
+		r, err := Open(path, from, jobs, true)
+		if err != nil {
+			return "", false, err
+		}
+		if _, done := r.Of(&jobs[0]); done != r.Resumed {
+			t.Errorf("a is done: %v", done)
+		} else if !done {
+			if err := r.Add(Result{Job: "a", Digest: jobs[0].digest, Outcome: Passed}); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+		return r.Batch, r.Copied, nil
+	}
+	id, _, err := open(path, from, jobs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, refused := range map[string]struct {
+		from string
+		jobs []Job
+		want string
+	}{
+		"another file":      {filepath.Join(dir, "g.yaml"), jobs, "r.jsonl has results of other jobs, those of f.yaml"},
+		"stdin":             {"-", jobs, "r.jsonl has results of other jobs, those of f.yaml"},
+		"another directory": {filepath.Join(filepath.Dir(dir), "f.yaml"), jobs, "r.jsonl has results of other jobs, those of f.yaml"},
+		"unknown jobs":      {from, jobs[1:], "r.jsonl has results of 1 jobs that are not in f.yaml, such as a"},
+	} {
+		_, _, err := open(path, refused.from, refused.jobs)
+		if berm.KindOf(err) != berm.Conflict || !strings.HasSuffix(err.Error(), refused.want) || !strings.Contains(berm.HintOf(err), "--results names another file") {
+			t.Errorf("%s: %v, hint %q", name, err, berm.HintOf(err))
+		}
+		if is, err := os.ReadFile(path); err != nil || string(is) != string(text) {
+			t.Errorf("%s: the file is now %q, %v", name, is, err)
+		}
+	}
+	// A copy is a batch of its own, and stays the same one.
+	other := filepath.Join(dir, "copy.jsonl")
+	if err := os.WriteFile(other, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	first, copied, err := open(other, from, jobs)
+	if err != nil || first == id || !copied {
+		t.Errorf("a copy: %s of %s, %v, %v", first, id, copied, err)
+	}
+	if again, copied, err := open(other, from, jobs); err != nil || again != first || copied {
+		t.Errorf("a copy again: %s, not %s, %v, %v", again, first, copied, err)
+	}
+	// What is moved is not copied, nor does it matter how it is named.
+	moved := dir + "2"
+	if err := errors.Join(os.Rename(dir, moved), os.Symlink(moved, dir)); err != nil {
+		t.Fatal(err)
+	}
+	if again, copied, err := open(path, filepath.Join(moved, "f.yaml"), jobs); err != nil || again != id || copied {
+		t.Errorf("moved: %s, not %s, %v, %v", again, id, copied, err)
 	}
 }
