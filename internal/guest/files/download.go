@@ -43,7 +43,7 @@ func (h *Handler) Get(w http.ResponseWriter, r *http.Request) {
 	send(w, r, f, size)
 }
 
-// unsized is the size of a file that must be read to know it.
+// unsized is the size of what must be read to know it.
 const unsized = -1
 
 // open opens a regular file without ever waiting: on FIFOs and devices an ordinary

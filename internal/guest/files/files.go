@@ -8,6 +8,7 @@ package files
 import (
 	"errors"
 	"net/http"
+	"os"
 	"syscall"
 
 	"github.com/berm-sandbox/berm/internal/guest/account"
@@ -55,6 +56,8 @@ func fault(err error) *failure {
 	case errors.Is(err, syscall.ENOTDIR), errors.Is(err, syscall.EISDIR), errors.Is(err, syscall.ELOOP),
 		errors.Is(err, syscall.ENAMETOOLONG), errors.Is(err, syscall.EINVAL):
 		return &failure{http.StatusBadRequest, err.Error()}
+	case errors.Is(err, os.ErrPermission), errors.Is(err, syscall.EROFS), errors.Is(err, syscall.ETXTBSY):
+		return &failure{http.StatusForbidden, err.Error()}
 	}
 	return &failure{http.StatusInternalServerError, err.Error()}
 }

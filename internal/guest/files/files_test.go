@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"mime/multipart"
@@ -20,6 +21,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -416,33 +418,179 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
+// On a full disk what was there stays as it was, and of what was not there nothing is left.
 func TestNoSpace(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("as root only: needs a full file system")
 	}
 	b := serve(t)
-	// /dev/full is no regular file: a full disk is a tmpfs of one page, in a mount
-	// namespace of one thread so that the machine never sees it.
-	done := make(chan *failure)
+	// /dev/full is no regular file: a full disk is a small tmpfs, in a mount namespace of
+	// one thread so that the machine never sees it.
+	const disk, page = 512 << 10, 4096
+	done := make(chan error)
 	go func() {
 		runtime.LockOSThread() // never unlocked: the thread dies with its namespace
-		if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-			done <- &failure{0, err.Error()}
-			return
-		}
-		unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
-		if err := unix.Mount("tmpfs", b.dir, "tmpfs", 0, "size=4096"); err != nil {
-			done <- &failure{0, err.Error()}
-			return
-		}
-		me, _ := config.Open(nil, "")
-		me.Init([]byte(`{"defaultUser":"root"}`))
-		root, _ := me.Account("root")
-		u := upload{user: root}
-		done <- u.store(b.dir+"/f", bytes.NewReader(make([]byte, 1<<20)))
+		done <- func() error {
+			if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
+				return err
+			}
+			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+				return err
+			}
+			if err := unix.Mount("tmpfs", b.dir, "tmpfs", 0, fmt.Sprintf("size=%d", disk)); err != nil {
+				return err
+			}
+			me, _ := config.Open(nil, "")
+			me.Init([]byte(`{"defaultUser":"root"}`))
+			root, _ := me.Account("root")
+			store := func(name string, n int, sized bool) *failure {
+				size := int64(n)
+				if !sized {
+					size = unsized
+				}
+				u := upload{user: root}
+				return u.store(b.dir+"/"+name, struct{ io.Reader }{strings.NewReader(strings.Repeat("n", n))}, size)
+			}
+			for _, sized := range []bool{true, false} {
+				for _, was := range []int{0, 5, 2 * page, 300 << 10} {
+					for _, n := range []int{2 * disk, disk - 100<<10} {
+						old := strings.Repeat("o", was)
+						if err := os.WriteFile(b.dir+"/keep", []byte(old), 0o640); err != nil {
+							return err
+						}
+						before, _ := os.Stat(b.dir + "/keep")
+						for _, name := range []string{"keep", "new"} {
+							fail := store(name, n, sized)
+							if fits := n < disk && (was <= 2*page || name == "keep"); fits {
+								if fail != nil {
+									t.Errorf("%s of %d bytes over %d: %+v", name, n, was, fail)
+								}
+								// Make room again.
+								if name == "keep" {
+									_ = os.WriteFile(b.dir+"/keep", []byte(old), 0o640)
+								} else {
+									_ = os.Remove(b.dir + "/new")
+								}
+								continue
+							}
+							if fail == nil || fail.code != 507 || fail.message != "not enough disk space available" {
+								t.Errorf("%s of %d bytes over %d, size known %v: %+v", name, n, was, sized, fail)
+							}
+						}
+						after, err := os.Stat(b.dir + "/keep")
+						if err != nil || !os.SameFile(before, after) || after.Mode() != before.Mode() {
+							t.Errorf("the file is another one: %v, %v", after, err)
+						}
+						if got, err := os.ReadFile(b.dir + "/keep"); err != nil || string(got) != old {
+							t.Errorf("%d bytes over %d, size known %v: %d bytes are left, %v", n, was, sized, len(got), err)
+						}
+						if left, _ := os.ReadDir(b.dir); len(left) != 1 {
+							t.Errorf("left: %v", left)
+						}
+					}
+				}
+			}
+			// What needs no more space than the old content had is written to a full disk.
+			if err := os.WriteFile(b.dir+"/keep", make([]byte, page), 0o640); err != nil {
+				return err
+			}
+			filler, err := os.Create(b.dir + "/filler")
+			if err != nil {
+				return err
+			}
+			if _, err := io.Copy(filler, strings.NewReader(strings.Repeat("x", 2*disk))); !errors.Is(err, syscall.ENOSPC) {
+				return fmt.Errorf("a disk that is not full: %w", err)
+			}
+			filler.Close()
+			if fail := store("keep", page, true); fail != nil {
+				t.Errorf("as large as before: %+v", fail)
+			}
+			if fail := store("keep", page+1, true); fail == nil || fail.code != 507 {
+				t.Errorf("larger than before: %+v", fail)
+			}
+			if got, _ := os.ReadFile(b.dir + "/keep"); string(got) != strings.Repeat("n", page) {
+				t.Errorf("%d bytes", len(got))
+			}
+			return nil
+		}()
 	}()
-	if f := <-done; f == nil || f.code != 507 || f.message != "not enough disk space available" {
-		t.Errorf("got %+v", f)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+// A body that ends before its end leaves what was there, and nothing of what was not.
+func TestBodiesThatBreak(t *testing.T) {
+	b := serve(t)
+	me, _ := config.Open(nil, "")
+	who, _ := user.Current()
+	me.Init(fmt.Appendf(nil, `{"defaultUser":%q}`, who.Username))
+	account, _ := me.Account(who.Username)
+	for _, n := range []int{10, 3 * bufferSize} {
+		os.WriteFile(b.dir+"/keep", []byte("old"), 0o640)
+		for _, name := range []string{"keep", "new"} {
+			u := upload{user: account}
+			body := io.MultiReader(strings.NewReader(strings.Repeat("n", n)), iotest.ErrReader(io.ErrUnexpectedEOF))
+			if fail := u.store(b.dir+"/"+name, body, int64(2*n)); fail == nil || fail.code != 400 || len(u.entries) != 0 {
+				t.Errorf("%s: %+v, %v", name, fail, u.entries)
+			}
+		}
+		if got, _ := os.ReadFile(b.dir + "/keep"); string(got) != "old" {
+			t.Errorf("%d bytes are left", len(got))
+		}
+		if left, _ := os.ReadDir(b.dir); len(left) != 1 {
+			t.Errorf("left: %v", left)
+		}
+	}
+}
+
+// A file that is written over is the same one, under all of its names and for who has it open.
+func TestWrittenOver(t *testing.T) {
+	b := serve(t)
+	path := b.dir + "/f"
+	for _, sizes := range [][2]int{{5, 3}, {3, 5}, {5, 0}, {5, 3 * bufferSize}, {3 * bufferSize, 5}, {2 * bufferSize, 3 * bufferSize}, {3 * bufferSize, 2*bufferSize + 1}} {
+		os.WriteFile(path, []byte(strings.Repeat("o", sizes[0])), 0o751)
+		os.Chmod(path, 0o751)
+		os.Link(path, b.dir+"/other")
+		os.Symlink("f", b.dir+"/link")
+		open, err := os.Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		before, _ := open.Stat()
+		want := strings.Repeat("new", sizes[1]/3+1)[:sizes[1]]
+		for _, name := range []string{"f", "link"} {
+			b.wrote(b.do("POST", "/files?path="+b.in(name), strings.NewReader(want), "Content-Type", "application/octet-stream"))
+			after, err := os.Stat(path)
+			if err != nil || !os.SameFile(before, after) || after.Mode() != 0o751 {
+				t.Errorf("%v: another file, %v, %v", sizes, after.Mode(), err)
+			}
+			if got, _ := os.ReadFile(b.dir + "/other"); string(got) != want {
+				t.Errorf("%v: the other name has %d bytes", sizes, len(got))
+			}
+			if got, _ := io.ReadAll(io.NewSectionReader(open, 0, 1<<20)); string(got) != want {
+				t.Errorf("%v: who has it open reads %d bytes", sizes, len(got))
+			}
+		}
+		open.Close()
+		if left, _ := os.ReadDir(b.dir); len(left) != 3 {
+			t.Errorf("left: %v", left)
+		}
+		for _, name := range []string{"f", "other", "link"} {
+			os.Remove(b.dir + "/" + name)
+		}
+	}
+}
+
+// What may not be written is the caller's fault.
+func TestFault(t *testing.T) {
+	for errno, code := range map[syscall.Errno]int{
+		syscall.EROFS: 403, syscall.EACCES: 403, syscall.EPERM: 403, syscall.ETXTBSY: 403,
+		syscall.ENOSPC: 507, syscall.EDQUOT: 507, syscall.ENAMETOOLONG: 400, syscall.EIO: 500,
+	} {
+		if f := fault(&os.PathError{Op: "write", Path: "/f", Err: errno}); f.code != code {
+			t.Errorf("%v: %d, want %d", errno, f.code, code)
+		}
 	}
 }
 
