@@ -294,7 +294,7 @@ func TestExpiryFromLastUse(t *testing.T) {
 			"get":      func() error { _, err := w.Get(ctx, c.ID, me); return err },
 			"thread":   func() error { w.thread(me, "t"); return nil },
 			"code":     func() error { return w.run(c.ID, "print x") },
-			"upload":   func() error { _, err := w.Upload(ctx, c.ID, "g", strings.NewReader("x"), me); return err },
+			"upload":   func() error { _, err := w.Upload(ctx, c.ID, "g", strings.NewReader("x"), 1, me); return err },
 			"files":    func() error { _, err := w.Files(ctx, c.ID, "", me); return err },
 			"file":     func() error { _, err := w.File(ctx, c.ID, file, me); return err },
 			"contexts": func() error { _, err := w.Contexts(ctx, c.ID, me); return err },
@@ -580,7 +580,7 @@ func TestFiles(t *testing.T) {
 	defer w.end()
 	ctx := context.Background()
 	c, _ := w.thread(me, "t")
-	in, err := w.Upload(ctx, c.ID, "data/in put.csv", strings.NewReader("a,b\n"), me)
+	in, err := w.Upload(ctx, c.ID, "data/in put.csv", strings.NewReader("a,b\n"), -1, me)
 	if err != nil || in.Path != filepath.Join(w.dir, "data/in put.csv") || in.Bytes != 4 || in.ID != container.FileID(in.Path) {
 		t.Fatalf("%+v, %v", in, err)
 	}
@@ -627,12 +627,36 @@ func TestFiles(t *testing.T) {
 			}
 		}
 	}
-	for _, name := range []string{"", "a/", "a\x00", "\xff", strings.Repeat("x", 5000)} {
-		_, err := w.Upload(ctx, c.ID, name, strings.NewReader(""), me)
+	for _, name := range []string{"", "a/", "a\x00", "\xff"} {
+		_, err := w.Upload(ctx, c.ID, name, strings.NewReader(""), 0, me)
 		w.want(berm.Invalid, err, "no name")
 	}
-	_, err = w.Upload(ctx, c.ID, "data", strings.NewReader(""), me)
+	_, err = w.Upload(ctx, c.ID, strings.Repeat("x", 4096), strings.NewReader(""), 0, me)
+	w.want(berm.Invalid, err, "up to 4095 bytes, and this one has 4096")
+	_, err = w.Upload(ctx, c.ID, "data", strings.NewReader(""), 0, me)
 	w.want(berm.Invalid, err, "directory")
+	// Nothing is written or removed outside of the working directory, whatever one calls it.
+	outside := filepath.Join(t.TempDir(), "system")
+	if err := os.WriteFile(outside, []byte("as it was"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	up, err := filepath.Rel(w.dir, outside)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{outside, up, "./" + up, "data/../" + up, w.dir + "/" + up, w.dir + "x", "..", "/proc/sys/kernel/hostname"} {
+		_, err := w.Upload(ctx, c.ID, name, strings.NewReader("x"), 1, me)
+		w.want(berm.Invalid, err, "outside of the working directory")
+	}
+	w.want(berm.Invalid, w.DeleteFile(ctx, c.ID, container.FileID(outside), me), "outside of the working directory")
+	if text, err := os.ReadFile(outside); err != nil || string(text) != "as it was" {
+		t.Errorf("%q, %v", text, err)
+	}
+	for _, name := range []string{"data/../in", w.dir + "/in", "..data"} {
+		if _, err := w.Upload(ctx, c.ID, name, strings.NewReader("x"), 1, me); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
 	// Files are recorded as those of other clients are.
 	var told []string
 	for _, r := range w.log.of(audit.FileAPI) {

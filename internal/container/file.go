@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"net/url"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -65,6 +66,24 @@ func (c *Container) path(name string) string {
 	return path.Join(c.Base.Workdir, name)
 }
 
+// within is what a name means that something is to be written to, or removed: the guest agent does
+// so as root, and what is outside of the working directory is the system that code runs on. Links
+// are followed: code made them.
+func (c *Container) within(name string) (string, error) {
+	dir := "."
+	if c.Base != nil && c.Base.Workdir != "" {
+		dir = c.Base.Workdir
+	}
+	p := path.Clean(c.path(name))
+	if below, err := filepath.Rel(dir, p); err != nil || !filepath.IsLocal(below) {
+		return "", berm.Errorf(berm.Invalid, "%.200q is outside of the working directory", p).WithHint("code can write there")
+	}
+	return p, nil
+}
+
+// ErrNoSpace tells that a file does not fit on a container's disk.
+var ErrNoSpace = berm.Errorf(berm.Exhausted, "the container's disk has no room for the file")
+
 // sourceField has files that were uploaded marked as such.
 const sourceField, sourceName, uploaded = "X-Metadata-Berm-Source", "berm-source", "user"
 
@@ -73,22 +92,30 @@ const (
 	maxList  = 16 << 20 // bytes of a list, which is not trusted
 )
 
-// Upload writes a file from a stream. Relative paths begin at the working directory; parents are
-// made. Kinds: NotFound (the container), Invalid, Exhausted (its disk is full), Unavailable.
-func (m *Manager) Upload(ctx context.Context, id berm.SandboxID, name string, body io.Reader, actor audit.Actor) (File, error) {
-	if name == "" || len(name) > maxPath || !utf8.ValidString(name) || strings.ContainsRune(name, 0) || strings.HasSuffix(name, "/") {
+// Upload writes a file below the working directory from a stream of size bytes, -1 for nobody knows;
+// parents are made. Kinds: NotFound (the container), Invalid, Exhausted (ErrNoSpace), Denied,
+// Unavailable.
+func (m *Manager) Upload(ctx context.Context, id berm.SandboxID, name string, body io.Reader, size int64, actor audit.Actor) (File, error) {
+	if len(name) > maxPath {
+		return File{}, berm.Errorf(berm.Invalid, "the name of a file takes up to %d bytes, and this one has %d", maxPath, len(name))
+	}
+	if name == "" || !utf8.ValidString(name) || strings.ContainsRune(name, 0) || strings.HasSuffix(name, "/") {
 		return File{}, berm.Errorf(berm.Invalid, "%.200q is no name of a file", name)
 	}
 	c, err := m.use(ctx, id, actor)
 	if err != nil {
 		return File{}, err
 	}
+	if name, err = c.within(name); err != nil {
+		return File{}, err
+	}
 	release := m.hold(ctx, c, actor)
 	defer release()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/files?"+url.Values{"path": {c.path(name)}}.Encode(), body)
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, "/files?"+url.Values{"path": {name}}.Encode(), body)
 	if err != nil {
 		return File{}, berm.Errorf(berm.Internal, "request: %w", err)
 	}
+	r.ContentLength = size
 	r.Header.Set("Content-Type", "application/octet-stream")
 	r.Header.Set(sourceField, uploaded)
 	answer, err := m.files(r, c, actor)
@@ -153,6 +180,9 @@ func (m *Manager) files(r *http.Request, c Container, actor audit.Actor) (*http.
 		return answer, err
 	}
 	defer answer.Body.Close()
+	if answer.StatusCode == http.StatusInsufficientStorage {
+		return nil, &insideError{ErrNoSpace}
+	}
 	text, _ := io.ReadAll(io.LimitReader(answer.Body, maxReason)) // what came of it
 	var said struct{ Message string }
 	if json.Unmarshal(text, &said) != nil || said.Message == "" {
@@ -160,7 +190,7 @@ func (m *Manager) files(r *http.Request, c Container, actor audit.Actor) (*http.
 	}
 	kind := map[int]berm.Kind{
 		http.StatusBadRequest: berm.Invalid, http.StatusNotFound: berm.NotFound, http.StatusForbidden: berm.Denied,
-		http.StatusRequestedRangeNotSatisfiable: berm.Invalid, http.StatusInsufficientStorage: berm.Exhausted,
+		http.StatusRequestedRangeNotSatisfiable: berm.Invalid,
 	}[answer.StatusCode]
 	if kind == berm.Internal {
 		kind = berm.Unavailable // a fault inside is none of the server's
@@ -211,13 +241,25 @@ func (m *Manager) File(ctx context.Context, id berm.SandboxID, file string, acto
 	return f, m.ended(ctx, id, err)
 }
 
-// DeleteFile removes a file. NotFound: it, or the container.
+// DeleteFile removes a file below the working directory. Kinds: NotFound (it, or the container),
+// Invalid (it is elsewhere).
 func (m *Manager) DeleteFile(ctx context.Context, id berm.SandboxID, file string, actor audit.Actor) error {
-	f, err := m.File(ctx, id, file, actor)
+	name, err := filePath(file)
 	if err != nil {
 		return err
 	}
-	_, err = m.agent(id, actor).Remove(ctx, connect.NewRequest(&filesystem.RemoveRequest{Path: f.Path}))
+	c, err := m.use(ctx, id, actor)
+	if err != nil {
+		return err
+	}
+	f, err := m.stat(ctx, c, name, actor)
+	if err != nil {
+		return m.ended(ctx, id, err)
+	}
+	if name, err = c.within(f.Path); err != nil {
+		return err
+	}
+	_, err = m.agent(id, actor).Remove(ctx, connect.NewRequest(&filesystem.RemoveRequest{Path: name}))
 	return m.ended(ctx, id, agentError(err))
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"mime"
 	"mime/multipart"
@@ -222,6 +223,19 @@ func decodeOwn(w http.ResponseWriter, r *http.Request, v any) ([]byte, error) {
 	return body, err
 }
 
+// knownQuery refuses parameters of the query that a route does not know, as decodeOwn does fields.
+func knownQuery(r *http.Request, known ...string) error {
+	for _, name := range slices.Sorted(maps.Keys(r.URL.Query())) {
+		if !slices.Contains(known, name) {
+			if len(known) == 0 {
+				return invalid("%.200q is not a parameter: there is none here", name)
+			}
+			return invalid("%.200q is not a parameter; known here: %s", name, strings.Join(known, ", "))
+		}
+	}
+	return nil
+}
+
 func (a *API) createContainer(w http.ResponseWriter, r *http.Request) error {
 	var in newContainer
 	body, err := decodeOwn(w, r, &in)
@@ -324,6 +338,9 @@ func ascending(r *http.Request) (bool, error) {
 }
 
 func (a *API) containers(w http.ResponseWriter, r *http.Request) error {
+	if err := knownQuery(r, "limit", "order", "after", "name", "thread_id"); err != nil {
+		return err
+	}
 	query := r.URL.Query()
 	f := container.Filter{Name: query.Get("name"), Thread: query.Get("thread_id"), Owner: actor(r)}
 	var err error
@@ -371,16 +388,21 @@ func (a *API) putFile(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 	control := http.NewResponseController(w)
 	body := &patient{body: r.Body, control: control} // as long as bytes come
 	defer func() { _ = control.SetReadDeadline(time.Time{}) }()
-	name := r.URL.Query().Get("path")
+	name, err := r.URL.Query().Get("path"), knownQuery(r, "path")
+	if err != nil {
+		return err
+	}
 	kind, params, _ := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	var content io.Reader = body
+	size := r.ContentLength // -1 is unknown
 	switch kind {
 	case "multipart/form-data":
 		part, err := filePart(multipart.NewReader(body, params["boundary"]))
 		if err != nil {
 			return err
 		}
-		if content = part; name == "" {
+		content, size = part, -1
+		if name == "" {
 			name = part.FileName()
 		}
 	case "application/octet-stream":
@@ -393,7 +415,10 @@ func (a *API) putFile(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 	default:
 		return invalid("Content-Type must be multipart/form-data or application/octet-stream")
 	}
-	f, err := a.Containers.Upload(r.Context(), id, name, content, actor(r))
+	f, err := a.Containers.Upload(r.Context(), id, name, content, size, actor(r))
+	if errors.Is(err, container.ErrNoSpace) {
+		return &httpError{http.StatusRequestEntityTooLarge, "", err.Error()}
+	}
 	if err != nil {
 		return err
 	}
@@ -405,8 +430,11 @@ func (a *API) putFile(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 func filePart(form *multipart.Reader) (*multipart.Part, error) {
 	for {
 		part, err := form.NextPart()
+		if err == io.EOF {
+			return nil, invalid(`the form has no part "file"`)
+		}
 		if err != nil {
-			return nil, invalid(`the form has no readable part "file": %s`, err)
+			return nil, invalid("the form cannot be read: %s", err)
 		}
 		if part.FormName() == "file" {
 			if path.Base(part.FileName()) != part.FileName() || part.FileName() == "" {
@@ -418,6 +446,9 @@ func filePart(form *multipart.Reader) (*multipart.Part, error) {
 }
 
 func (a *API) containerFiles(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	if err := knownQuery(r, "limit", "order", "after", "path"); err != nil {
+		return err
+	}
 	query := r.URL.Query()
 	up, err := ascending(r)
 	if err != nil {
@@ -500,6 +531,9 @@ func toContext(id berm.SandboxID) func(container.Context) toldContext {
 }
 
 func (a *API) contexts(w http.ResponseWriter, r *http.Request, id berm.SandboxID) error {
+	if err := knownQuery(r); err != nil { // there are few: a list has all of them
+		return err
+	}
 	all, err := a.Containers.Contexts(r.Context(), id, actor(r))
 	if err != nil {
 		return err

@@ -19,6 +19,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/container"
 	"github.com/berm-sandbox/berm/internal/container/containertest"
 	"github.com/berm-sandbox/berm/internal/control"
+	"github.com/berm-sandbox/berm/internal/control/enginetest"
 )
 
 const containersPath = "/berm/v1/containers"
@@ -190,12 +191,75 @@ func TestContainerLists(t *testing.T) {
 	w.want(404, "POST", at+"/executions", `{"code":""}`)
 }
 
-func TestContainerFiles(t *testing.T) {
+// templatesIn has a template whose working directory is that of a test.
+type templatesIn struct {
+	enginetest.Templates
+	dir string
+}
+
+func (t templatesIn) Resolve(ctx context.Context, ref string) (berm.Template, error) {
+	found, err := t.Templates.Resolve(ctx, ref)
+	found.Workdir = t.dir
+	return found, err
+}
+
+// An upload that does not fit, leads elsewhere, or is none, is refused as the caller's, and tells
+// what is wrong.
+func TestUploadsThatAreRefused(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, func(c *control.Config) { c.Templates = templatesIn{dir: dir} })
+	full := http.NewServeMux()
+	var lengths []int64
+	full.HandleFunc("POST /files", func(w http.ResponseWriter, r *http.Request) {
+		lengths = append(lengths, r.ContentLength)
+		w.WriteHeader(http.StatusInsufficientStorage)
+	})
+	w.engine.Ports = map[uint16]http.Handler{container.Port: w.inside, berm.AgentPort: full}
+	at := containersPath + "/" + string(w.newContainer(201, `{}`).ID) + "/files"
+	refused := func(status int, text, query, body, kind string) {
+		t.Helper()
+		r := w.want(status, "POST", at+query, body, "Content-Type", kind)
+		if !strings.Contains(string(r.body), text) {
+			t.Errorf("%s, want %q", r.body, text)
+		}
+	}
+	const raw, form = "application/octet-stream", "multipart/form-data; boundary=b"
+	file := "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\nx\r\n--b--\r\n"
+	refused(413, "no room for the file", "?path=f", "12345", raw)
+	refused(413, "no room for the file", "", file, form)
+	if !slices.Equal(lengths, []int64{5, -1}) {
+		t.Errorf("the guest agent was told the lengths %v", lengths)
+	}
+	refused(400, "outside of the working directory", "?path=../../../etc/passwd", "x", raw)
+	refused(400, "outside of the working directory", "?path=/proc/sys/kernel/hostname", "x", raw)
+	refused(400, `the form has no part \"file\"`, "", strings.Replace(file, `"file"`, `"other"`, 1), form)
+	refused(400, "the form cannot be read", "", "--b\r\nno header\r\n\r\nx", form)
+	refused(400, "this one has 4096", "?path="+strings.Repeat("x", 4096), "x", raw)
+	refused(400, `\"name\" is not a parameter`, "?name=f", "x", raw)
+}
+
+// What a list does not know is refused, as it is in bodies.
+func TestContainerParameters(t *testing.T) {
 	w := newWorld(t)
-	w.engine.Ports = containertest.Ports(t, w.inside, t.TempDir())
+	at := containersPath + "/" + string(w.newContainer(201, `{}`).ID)
+	for path, known := range map[string]string{
+		containersPath: "limit, order, after, name, thread_id", at + "/files": "limit, order, after, path", at + "/contexts": "there is none here",
+	} {
+		if r := w.want(400, "GET", path+"?threadId=1", ""); !strings.Contains(string(r.body), "threadId") || !strings.Contains(string(r.body), known) {
+			t.Errorf("%s: %s", path, r.body)
+		}
+	}
+	if r := w.want(400, "POST", containersPath, "[]"); !strings.Contains(string(r.body), "the request cannot be a JSON array") {
+		t.Errorf("%s", r.body)
+	}
+}
+
+func TestContainerFiles(t *testing.T) {
+	dir := t.TempDir()
+	w := newWorld(t, func(c *control.Config) { c.Templates = templatesIn{dir: dir} })
+	w.engine.Ports = containertest.Ports(t, w.inside, dir)
 	id := w.newContainer(201, `{}`).ID
 	at := containersPath + "/" + string(id) + "/files"
-	dir := t.TempDir()
 	form := func(field, name, content string) (body, kind string) {
 		var text bytes.Buffer
 		m := multipart.NewWriter(&text)

@@ -54,6 +54,9 @@ func parse(body []byte, v any) error {
 	}
 	var wrongType *json.UnmarshalTypeError
 	if err := json.Unmarshal(body, v); errors.As(err, &wrongType) {
+		if wrongType.Field == "" {
+			return invalid("the request cannot be a JSON %s", wrongType.Value)
+		}
 		return invalid("%s cannot be a JSON %s", wrongType.Field, wrongType.Value)
 	} else if err != nil {
 		return berm.Errorf(berm.Invalid, "Error when parsing request: %w", err)
