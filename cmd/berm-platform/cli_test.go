@@ -36,6 +36,17 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+// What the server keeps in the metadata of sandboxes is not shown to people.
+func TestMetadataOfTheServer(t *testing.T) {
+	all := map[string]string{"user": "ann", "berm.container": "", "berm.rerun": "i0", "bermuda": "x"}
+	if got := sortedPairs(own(all)); got != "bermuda=x user=ann" || len(all) != 4 {
+		t.Errorf("%q of %v", got, all)
+	}
+	if got := sortedPairs(own(nil)); got != "" {
+		t.Errorf("%q", got)
+	}
+}
+
 // hostile is what somebody puts into a name, metadata, an environment or a log to
 // act on the terminal of who lists it.
 const hostile = "\x1b]52;c;cHduCg==\a\x1b]0;t\a\x1b[?1049h\x1bP$q\"p\x1b\\\x1b]8;;http://evil.test\aX\x1b[6n\x1bc" +

@@ -48,7 +48,7 @@ func sandboxCompletions(cmd *cobra.Command, states []berm.State, except []string
 		// The shell gets ids of the right form only, and descriptions of one line.
 		id, err := berm.ParseSandboxID(string(s.ID))
 		if err == nil && !slices.Contains(except, string(id)) {
-			about := s.Template() + " " + string(s.State) + " " + sortedPairs(s.Metadata)
+			about := s.Template() + " " + string(s.State) + " " + sortedPairs(own(s.Metadata))
 			found = append(found, cobra.CompletionWithDesc(string(id)+suffix, terminal.Clip(terminal.Escape(about), 60)))
 		}
 		return len(found) < maxCompletions

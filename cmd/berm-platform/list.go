@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -82,11 +83,19 @@ func newListCommand() *cobra.Command {
 				ends = cli.Span(time.Until(s.EndAt))
 			}
 			table.Row(string(s.ID), s.Template(), string(s.State), string(s.Level()), fmt.Sprint(s.CPUCount), cli.Size(s.MemoryMB<<20),
-				cli.Span(time.Since(s.StartedAt)), ends, sortedPairs(s.Metadata))
+				cli.Span(time.Since(s.StartedAt)), ends, sortedPairs(own(s.Metadata)))
 		}
 		return table.Write(out)
 	}
 	return cmd
+}
+
+// own is the metadata that is a user's: by what begins with "berm." the server knows what a sandbox
+// is for.
+func own(metadata map[string]string) map[string]string {
+	rest := maps.Clone(metadata)
+	maps.DeleteFunc(rest, func(key, _ string) bool { return strings.HasPrefix(key, "berm.") })
+	return rest
 }
 
 // sortedPairs prints a map as "a=1 b=2".

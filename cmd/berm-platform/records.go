@@ -31,7 +31,7 @@ func queryAudit(cmd *cobra.Command) {
 	var asJSON, follow bool
 	logs.add(cmd)
 	flags := cmd.Flags()
-	flags.StringVar(&sandbox, "sandbox", "", "only records of this sandbox")
+	flags.StringVar(&sandbox, "sandbox", "", "only records of this sandbox; its id alone says the same")
 	flags.StringVar(&q.Actor, "actor", "", "only what this key, user or kind of actor caused")
 	flags.StringSliceVar(&q.Types, "type", nil, "only records of these types, or of all that begin so: net.flow, exec")
 	flags.StringVar(&since, "since", "", "only from then on: a time (2026-01-31 12:00), or how long ago (90m)")
@@ -44,7 +44,14 @@ func queryAudit(cmd *cobra.Command) {
 	completeFlag(cmd, "verdict", cobra.FixedCompletions([]cobra.Completion{"ok", "denied", "failed"}, cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "type", cobra.FixedCompletions(typeNames(), cobra.ShellCompDirectiveNoFileComp))
 	completeFlag(cmd, "sandbox", completeSandboxes())
-	cmd.Args = cli.UnknownCommand
+	cmd.Args = func(cmd *cobra.Command, args []string) error {
+		const idLength = 21 // of ids, so that no command with a letter wrong passes for one
+		if len(args) == 1 && len(args[0]) == idLength && sandbox == "" {
+			sandbox = args[0]
+			return nil
+		}
+		return cli.UnknownCommand(cmd, args)
+	}
 	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
 		now := time.Now()
 		if sandbox != "" {

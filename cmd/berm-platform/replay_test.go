@@ -176,6 +176,7 @@ func TestAuditFinds(t *testing.T) {
 		}
 	}
 	count(3, "--verdict", "deny", "--type", "net", "--sandbox", string(told))
+	count(3, "--verdict", "deny", "--type", "net", string(told))
 	count(2, "--host", "git.test", "--json")
 	count(5, "--type", "exec.start", "--actor", "k1")
 	count(0, "--since", "1h") // it was years ago
@@ -184,7 +185,7 @@ func TestAuditFinds(t *testing.T) {
 	if _, errs := s.output(2, "audit", "--log", l.Dir, "--since", "foo"); !strings.Contains(errs, "lists the flags") {
 		t.Errorf("got %s", errs)
 	}
-	for _, wrong := range [][]string{{"--verdict", "x"}, {"--since", "x"}, {"--path", "x"}, {"--sandbox", "A/"}, {"word"}} {
+	for _, wrong := range [][]string{{"--verdict", "x"}, {"--since", "x"}, {"--path", "x"}, {"--sandbox", "A/"}, {"word"}, {"--sandbox", string(told), string(told)}, {string(told), string(told)}, {strings.ToUpper(string(told))}} {
 		s.output(2, append([]string{"audit", "--log", l.Dir}, wrong...)...)
 	}
 }
