@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,6 +22,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/dockerfile"
+	"github.com/berm-sandbox/berm/internal/template"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
@@ -58,6 +60,10 @@ const (
 
 // run builds the Dockerfile of a directory on a server.
 func (d *dockerfileBuild) run(cmd *cobra.Command, dir string, force, asJSON bool) error {
+	name, err := d.templateName(cmd, dir)
+	if err != nil {
+		return err
+	}
 	plan, files, err := d.plan(dir)
 	if err != nil {
 		return err
@@ -74,10 +80,6 @@ func (d *dockerfileBuild) run(cmd *cobra.Command, dir string, force, asJSON bool
 				return err
 			}
 		}
-	}
-	name, err := d.templateName(dir)
-	if err != nil {
-		return err
 	}
 	c, err := server(cmd)
 	if err != nil {
@@ -113,7 +115,7 @@ func (d *dockerfileBuild) run(cmd *cobra.Command, dir string, force, asJSON bool
 // plan reads the Dockerfile, and finds what it copies.
 func (d *dockerfileBuild) plan(dir string) (*dockerfile.Plan, *dockerfile.Context, error) {
 	name := cmp.Or(d.file, filepath.Join(dir, "Dockerfile"))
-	file, err := os.Open(name)
+	file, err := dockerfile.OpenFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, berm.Errorf(berm.NotFound, "there is no %s", name).WithHint("-f FILE names another")
 	}
@@ -136,18 +138,25 @@ func (d *dockerfileBuild) plan(dir string) (*dockerfile.Plan, *dockerfile.Contex
 // notInNames are characters that no name of a template has.
 var notInNames = regexp.MustCompile(`[^a-z0-9_-]+`)
 
-// templateName is what was asked for, or the directory's name as far as a template can have it.
-func (d *dockerfileBuild) templateName(dir string) (string, error) {
-	if d.name != "" {
-		return d.name, nil
+// templateName is what was asked for, or the directory's name as far as a template can have it. The
+// names of recipes are not for Dockerfiles: sandboxes of nobody's template are made of base.
+func (d *dockerfileBuild) templateName(cmd *cobra.Command, dir string) (string, error) {
+	name := d.name
+	if !cmd.Flags().Changed("name") {
+		dir, err := filepath.Abs(dir)
+		if err != nil {
+			return "", err
+		}
+		name = strings.Trim(notInNames.ReplaceAllString(strings.ToLower(filepath.Base(dir)), "-"), "-_")
+		if name == "" {
+			return "", cli.UsageError{Err: fmt.Errorf("%s is no name for a template; --name gives one", dir)}
+		}
 	}
-	dir, err := filepath.Abs(dir)
-	if err != nil {
-		return "", err
+	if err := template.CheckName(name); err != nil {
+		return "", cli.UsageError{Err: err}
 	}
-	name := strings.Trim(notInNames.ReplaceAllString(strings.ToLower(filepath.Base(dir)), "-"), "-_")
-	if name == "" {
-		return "", cli.UsageError{Err: fmt.Errorf("%s is no name for a template; --name gives one", dir)}
+	if alias, _, _ := strings.Cut(name, ":"); slices.Contains(template.Recipes(), alias) {
+		return "", berm.Errorf(berm.Conflict, "%s is what `berm template build %s` makes", alias, alias).WithHint("--name gives the template another name")
 	}
 	return name, nil
 }
@@ -181,21 +190,22 @@ func (d *dockerfileBuild) build(ctx context.Context, c *client.Client, b client.
 // buildProgress shows a build: its steps, and what they write. On a terminal what they write is
 // written over, and shown when the step fails.
 type buildProgress struct {
-	w     io.Writer
-	style terminal.Style
-	live  bool
-	begin time.Time
-	steps []*dockerfile.Step // of all stages, as the server counts them
-	shown map[string]string  // titles, by the number of the step
-	open  bool               // the last line is to be written over
-	tail  []string           // of what the step at hand wrote, where it was written over
+	w      io.Writer
+	style  terminal.Style
+	live   bool
+	begin  time.Time
+	stages []*dockerfile.Stage
+	steps  []*dockerfile.Step // of all stages, as the server counts them
+	shown  map[string]string  // titles, by the number of the step
+	open   bool               // the last line is to be written over
+	tail   []string           // of what the step at hand wrote, where it was written over
 }
 
 // maxTail is how many lines of a failed step are shown.
 const maxTail = 30
 
 func newBuildProgress(w io.Writer, plan *dockerfile.Plan) *buildProgress {
-	p := &buildProgress{w: w, style: terminal.StyleFor(w), live: terminal.Is(w), begin: time.Now(), shown: map[string]string{}}
+	p := &buildProgress{w: w, style: terminal.StyleFor(w), live: terminal.Is(w), begin: time.Now(), stages: plan.Stages, shown: map[string]string{}}
 	titled := 0
 	for _, stage := range plan.Stages {
 		for i := range stage.Steps {
@@ -320,9 +330,19 @@ func (p *buildProgress) failure(s client.BuildStatus) error {
 	if s.Reason == nil {
 		return berm.Errorf(berm.Invalid, "the build failed")
 	}
-	at := ""
+	at, hint := "", ""
 	if n, err := strconv.Atoi(s.Reason.Step); err == nil && n > 0 && n <= len(p.steps) {
 		at = p.steps[n-1].At
+	} else if s.Reason.Step == "base" {
+		of := p.stages[len(p.stages)-1]
+		for _, stage := range p.stages {
+			if stage.Name == s.Reason.Stage {
+				of = stage
+			}
+		}
+		at, hint = of.At, of.Hint
 	}
-	return berm.Errorf(berm.Invalid, "%s%s", at, s.Reason.Message)
+	e := berm.Errorf(berm.Invalid, "%s%s", at, s.Reason.Message)
+	e.Hint = hint
+	return e
 }

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
@@ -121,6 +123,46 @@ func TestBuildDockerfile(t *testing.T) {
 	b.calls = nil
 	if _, _, err := buildDockerfile(t, t.Context(), b, "FROM a\nCOPY none /x"); err == nil || len(b.calls) > 0 {
 		t.Errorf("%v after %v", err, b.calls)
+	}
+}
+
+// A base that is not there is told with the line of its FROM, and what it may have been meant for.
+func TestBuildWithoutBase(t *testing.T) {
+	const text = "FROM late AS one\nRUN x\nFROM a AS late\nCOPY --from=one /x /y\n"
+	for stage, want := range map[string][2]string{"0": {"Dockerfile:1: FROM: no image", "the stage late begins later, at line 3"}, "": {"Dockerfile:3: FROM: no image", ""}} {
+		b := &buildServer{status: map[string]any{"status": "error", "reason": map[string]any{"message": "no image", "step": "base", "stage": stage}}}
+		_, _, err := buildDockerfile(t, t.Context(), b, text)
+		if err == nil || !strings.HasSuffix(err.Error(), want[0]) || !strings.HasPrefix(berm.HintOf(err), want[1]) {
+			t.Errorf("stage %q: %v, hint %q", stage, err, berm.HintOf(err))
+		}
+	}
+}
+
+// A name is taken as it is or refused, and those of recipes are refused.
+func TestBuildNames(t *testing.T) {
+	for name, kind := range map[string]berm.Kind{
+		"foo/pipe": berm.Invalid, "../x": berm.Invalid, "a//b": berm.Invalid, "/x": berm.Invalid, "": berm.Invalid, "App": berm.Invalid, "a:": berm.Invalid, "a:b:c": berm.Invalid,
+		"base": berm.Conflict, "base:v1": berm.Conflict, "desktop": berm.Conflict,
+	} {
+		b := &buildServer{status: map[string]any{"status": "ready"}}
+		if _, _, err := buildDockerfile(t, t.Context(), b, "FROM a", "--name", name, "--force"); err == nil || berm.KindOf(err) != kind || len(b.calls) > 0 {
+			t.Errorf("%q: %v after %v, want %s", name, err, b.calls, kind)
+		}
+	}
+	b := &buildServer{status: map[string]any{"status": "ready"}}
+	if out, _, err := buildDockerfile(t, t.Context(), b, "FROM a", "--name", "app:V1"); err != nil || out != "app:V1 t\n" {
+		t.Errorf("printed %q, %v", out, err)
+	}
+}
+
+// -f names a file, and nothing that would be waited for.
+func TestBuildOfFIFO(t *testing.T) {
+	pipe := filepath.Join(t.TempDir(), "pipe")
+	if err := unix.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := buildDockerfile(t, t.Context(), &buildServer{}, "FROM a", "-f", pipe); err == nil || berm.KindOf(err) != berm.Invalid {
+		t.Errorf("%v", err)
 	}
 }
 

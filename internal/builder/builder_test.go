@@ -23,6 +23,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/network/address"
 	"github.com/berm-sandbox/berm/internal/template"
@@ -65,6 +66,13 @@ func TestKeys(t *testing.T) {
 				seen[k] = fmt.Sprintf("%+v after %q from %q", s, before, from)
 			}
 		}
+	}
+}
+
+// What clients think that a step may have.
+func TestUploadLimit(t *testing.T) {
+	if maxUpload != client.MaxUpload {
+		t.Errorf("clients think %d, and it is %d", int64(client.MaxUpload), int64(maxUpload))
 	}
 }
 
@@ -138,6 +146,21 @@ func TestOutside(t *testing.T) {
 	_, err = store.Image(t.Context(), "127.0.0.1:1/image", template.ImportOptions{Transport: outside(table), Registries: named}, func(s template.Step) { said = append(said, s.Message) })
 	if err == nil || !strings.Contains(err.Error(), "a registry at a") || len(said) != 1 || !strings.Contains(said[0], "connection refused") {
 		t.Errorf("a mirror that the operator names: %v, %q", err, said)
+	}
+}
+
+// A build that fails at a base says in which stage.
+func TestFailedStage(t *testing.T) {
+	store, err := template.Open(filepath.Join(t.TempDir(), "templates"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	missing := From{Template: "none"}
+	for want, o := range map[string]Order{"a": {From: missing, Stages: []Stage{{Name: "a", From: missing}}}, "": {From: missing}} {
+		r := &running{b: &Builder{Config: Config{Store: store}, turn: make(chan struct{}, 1)}, build: &build{}, order: o, made: map[string]template.Stage{}}
+		if _, err := r.all(t.Context()); berm.KindOf(err) != berm.NotFound || r.name != want || r.step != stepBase {
+			t.Errorf("stage %q, step %q, %v; want stage %q", r.name, r.step, err, want)
+		}
 	}
 }
 

@@ -35,6 +35,7 @@ type running struct {
 	order Order
 	actor audit.Actor
 	step  string // what it is at, as in template.Failure
+	name  string // of the stage that it is at
 	stage template.Stage
 	fresh bool                      // nothing of earlier builds is taken from here on
 	made  map[string]template.Stage // what the stages of the order came to
@@ -68,7 +69,7 @@ func (b *Builder) run(ctx context.Context, s *build, o Order, actor audit.Actor)
 			b.Log.Error("a build failed", "template", s.TemplateID, "build", s.ID, "step", r.step, "error", err)
 			message = "Internal error, see the server's log for build " + string(s.ID)
 		}
-		s.State, s.Failure = template.Failed, &template.Failure{Message: message, Step: r.step}
+		s.State, s.Failure = template.Failed, &template.Failure{Message: message, Step: r.step, Stage: r.name}
 	}
 	copied := s.Build
 	b.mu.Unlock()
@@ -126,11 +127,13 @@ func (r *running) all(ctx context.Context) (berm.Template, error) {
 	defer func() { <-r.b.turn }()
 	n := 0
 	for _, s := range r.order.Stages {
+		r.name = s.Name
 		if err := r.follow(ctx, &s.From, s.Steps, &n); err != nil {
 			return berm.Template{}, err
 		}
 		r.made[s.Name] = r.stage
 	}
+	r.name = ""
 	if err := r.follow(ctx, &r.order.From, r.order.Steps, &n); err != nil {
 		return berm.Template{}, err
 	}

@@ -11,6 +11,9 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
+// MaxUpload is how much a server takes for one step, in bytes, as it comes and unpacked.
+const MaxUpload = 4 << 30
+
 // Build is one build of a template.
 type Build struct {
 	TemplateID berm.TemplateID `json:"templateID"`
@@ -73,7 +76,8 @@ type BuildStatus struct {
 	Log    []BuildLog `json:"logEntries"`
 	Reason *struct {
 		Message string `json:"message"`
-		Step    string `json:"step"` // base, finalize or the number of a step, from 1
+		Step    string `json:"step"`  // base, finalize or the number of a step, from 1
+		Stage   string `json:"stage"` // of the step; "" is the template's own
 	} `json:"reason"`
 }
 

@@ -18,8 +18,10 @@ import (
 
 	"github.com/moby/patternmatcher"
 	"github.com/moby/patternmatcher/ignorefile"
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/client"
 )
 
 // Context is a directory of which steps copy.
@@ -37,24 +39,77 @@ func Open(dir, dockerfile string) (*Context, error) {
 	}
 	c := &Context{root: root}
 	name := dockerfile + ".dockerignore"
-	text, err := os.ReadFile(name)
+	file, err := OpenFile(name)
 	if errors.Is(err, fs.ErrNotExist) {
 		name = ".dockerignore"
-		text, err = root.ReadFile(name)
+		file, err = c.open(name)
 	}
 	var patterns []string
 	if err == nil {
-		patterns, err = ignorefile.ReadAll(bytes.NewReader(text))
+		patterns, err = ignored(name, file)
+		_ = file.Close()
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		_ = root.Close()
-		return nil, berm.Errorf(berm.Invalid, "%s: %w", name, err)
+	if err == nil || errors.Is(err, fs.ErrNotExist) {
+		c.ignore, err = patternmatcher.New(patterns)
 	}
-	if c.ignore, err = patternmatcher.New(patterns); err != nil {
+	if err != nil {
 		_ = root.Close()
-		return nil, berm.Errorf(berm.Invalid, "%s: %w", name, err)
+		return nil, berm.Errorf(berm.Invalid, "%w", err)
 	}
 	return c, nil
+}
+
+// ignored reads the patterns of a .dockerignore. Each is tried alone, for an error to have its line.
+func ignored(name string, from io.Reader) (all []string, err error) {
+	text, err := io.ReadAll(io.LimitReader(from, maxSize+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("%s: %w", name, err)
+	case len(text) > maxSize:
+		return nil, fmt.Errorf("%s is larger than %d KiB", name, maxSize>>10)
+	}
+	n := 0
+	for line := range bytes.Lines(text) {
+		n++
+		patterns, err := ignorefile.ReadAll(bytes.NewReader(line))
+		if err == nil {
+			var m *patternmatcher.PatternMatcher
+			if m, err = patternmatcher.New(patterns); err == nil {
+				_, err = m.MatchesOrParentMatches("x") // makes regular expressions of them
+			}
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s:%d: %.200q is no pattern: %w", name, n, bytes.TrimSpace(line), err)
+		}
+		all = append(all, patterns...)
+	}
+	return all, nil
+}
+
+// noBlock opens a file to read, and keeps a FIFO from blocking the open.
+const noBlock = os.O_RDONLY | unix.O_NONBLOCK | unix.O_NOCTTY
+
+// OpenFile opens a regular file; anything else is Invalid.
+func OpenFile(name string) (*os.File, error) { return regular(os.OpenFile(name, noBlock, 0)) }
+
+// open is OpenFile of the context.
+func (c *Context) open(name string) (*os.File, error) {
+	return regular(c.root.OpenFile(name, noBlock, 0))
+}
+
+func regular(file *os.File, err error) (*os.File, error) {
+	if err != nil {
+		return nil, err
+	}
+	info, err := file.Stat()
+	if err == nil && !info.Mode().IsRegular() {
+		err = berm.Errorf(berm.Invalid, "%s is no regular file", file.Name())
+	}
+	if err != nil {
+		_ = file.Close()
+		return nil, err
+	}
+	return file, nil
 }
 
 // Close lets the directory go.
@@ -80,11 +135,17 @@ type Files struct {
 // those of Parse do. Kinds: Invalid, NotFound, Unsupported.
 func (c *Context) Pack(s *Step) (*Files, error) {
 	f, source, err := c.files(s.Copy, strings.HasSuffix(s.Args[1], "/"))
+	if size := f.size(); err == nil && size > client.MaxUpload {
+		err = berm.Errorf(berm.Invalid, "%.1f GiB of files, and a step may have %d GiB", float64(size)/(1<<30), client.MaxUpload>>30).
+			WithHint("leave out with .dockerignore what the template does not need, or copy by several steps")
+	}
 	if err == nil {
 		err = f.hash()
 	}
 	if err != nil {
-		return nil, berm.Errorf(berm.KindOf(err), "%s%w", s.At, err)
+		e := berm.Errorf(berm.KindOf(err), "%s%w", s.At, err)
+		e.Hint = berm.HintOf(err)
+		return nil, e
 	}
 	s.Args[0], s.FilesHash = source, f.Hash
 	return f, nil
@@ -264,7 +325,7 @@ func (f *Files) add(name, as string, info fs.FileInfo) (err error) {
 var magics = []string{"\x1f\x8b", "BZh", "\xfd7zXZ\x00", "\x28\xb5\x2f\xfd"}
 
 func (c *Context) refuseArchive(name string) error {
-	file, err := c.root.Open(name)
+	file, err := c.open(name)
 	if err != nil {
 		return err
 	}
@@ -303,7 +364,7 @@ func (f *Files) content(e *entry) (io.ReadCloser, error) {
 	if e.info == nil {
 		return io.NopCloser(strings.NewReader(e.data)), nil
 	}
-	return f.c.root.Open(e.path)
+	return f.c.open(e.path)
 }
 
 func (f *Files) hash() error {
@@ -363,8 +424,11 @@ func (f *Files) Write(to io.Writer) error {
 	return errors.Join(archive.Close(), zipped.Close())
 }
 
-// Size is how many bytes they hold.
-func (f *Files) Size() (n int64) {
+// size is how many bytes they hold.
+func (f *Files) size() (n int64) {
+	if f == nil {
+		return 0
+	}
 	for _, e := range f.entries {
 		if e.info == nil {
 			n += int64(len(e.data))

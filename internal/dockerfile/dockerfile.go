@@ -46,7 +46,9 @@ type Stage struct {
 	FromImage string
 	FromStage string // in the place of FromImage
 	At        string // as of Step
-	Steps     []Step
+	// Hint is what may be wrong where there is no such image.
+	Hint  string
+	Steps []Step
 }
 
 // Step is one step for the builder.
@@ -250,6 +252,12 @@ func (r *reader) stage(n int) (*state, error) {
 		s.workdir, s.chosenDir, s.chosenUser = from.workdir, from.chosenDir, from.chosenUser
 	} else {
 		s.stage.FromImage, s.workdir = base, "/"
+		if later, ok := instructions.HasStage(r.stages[n:], base); ok {
+			s.stage.Hint = fmt.Sprintf("the stage %s begins later, at line %d: FROM knows only those before it", base, r.stages[n+later].Location[0].Start.Line)
+			if later == 0 {
+				s.stage.Hint = fmt.Sprintf("%s is the name of this stage itself, too: FROM knows only those before it", base)
+			}
+		}
 		s.become("root", s.stage.At) // whatever the image's is: the builder has a user of its own
 	}
 	for _, c := range in.Commands {
@@ -384,11 +392,21 @@ func (r *reader) user(s *state, c *instructions.UserCommand, step Step) error {
 }
 
 func (r *reader) run(s *state, c *instructions.RunCommand, step Step) error {
+	var dirs []string
 	for _, m := range instructions.GetMounts(c) {
 		if m.Type != instructions.MountTypeCache {
-			return r.unsupported("--mount=type=%s", m.Type).WithHint("COPY brings what a step is to have")
+			return r.mount(m)
+		}
+		if err := r.settle(&m.Target); err != nil {
+			return err
 		}
 		r.note("--mount=type=cache: %s is a directory as others are, and stays in the template", m.Target)
+		dirs = append(dirs, cacheDir(m))
+	}
+	if dirs != nil {
+		s.add(Step{At: step.At, BuildStep: client.BuildStep{
+			Type: "RUN", Args: []string{strings.Join(dirs, " && "), "root"}, Berm: &client.StepAdditions{Shell: []string{"/bin/sh", "-c"}},
+		}})
 	}
 	if mode := instructions.GetNetwork(c); mode != "" && mode != instructions.NetworkDefault {
 		return r.unsupported("--network=%s: steps have the network that the server gives sandboxes", mode)
@@ -417,14 +435,49 @@ func (r *reader) run(s *state, c *instructions.RunCommand, step Step) error {
 	return nil
 }
 
+// mount refuses one.
+func (r *reader) mount(m *instructions.Mount) error {
+	e := r.unsupported("--mount=type=%s", m.Type)
+	switch m.Type {
+	case instructions.MountTypeBind:
+		return e.WithHint("COPY brings what a step is to have")
+	case instructions.MountTypeSecret, instructions.MountTypeSSH:
+		return e.WithHint("there are no secrets of builds: what COPY, ARG or ENV bring stays in the template, for all of its sandboxes to read")
+	}
+	return e
+}
+
+// cacheDir is a command that makes the directory of a mount, with the owner and the rights that are said.
+func cacheDir(m *instructions.Mount) string {
+	dir := quoted(m.Target)
+	command := "mkdir -p -- " + dir
+	if m.UID != nil || m.GID != nil {
+		var uid, gid uint64
+		if m.UID != nil {
+			uid = *m.UID
+		}
+		if m.GID != nil {
+			gid = *m.GID
+		}
+		command += fmt.Sprintf(" && chown -- %d:%d %s", uid, gid, dir)
+	}
+	if m.Mode != nil {
+		command += fmt.Sprintf(" && chmod -- %o %s", *m.Mode, dir)
+	}
+	return command
+}
+
+// quoted is a word for a shell.
+func quoted(word string) string { return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'" }
+
 // script is what the shell runs.
 func (r *reader) script(c *instructions.RunCommand) (string, error) {
 	if !c.PrependShell {
-		quoted := make([]string, len(c.CmdLine))
+		words := make([]string, len(c.CmdLine))
 		for i, word := range c.CmdLine {
-			quoted[i] = "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
+			words[i] = quoted(word)
 		}
-		return "exec " + strings.Join(quoted, " "), nil
+		return "exec " + strings.Join(words, " "), nil
 	}
 	command := c.CmdLine[0]
 	if len(c.Files) == 1 && strings.TrimSpace(command) == "<<"+c.Files[0].Name {

@@ -13,7 +13,10 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/client"
 )
 
 func parse(text string, o Options) (*Plan, error) {
@@ -62,7 +65,9 @@ func TestSteps(t *testing.T) {
 		"copy":               {"ENV D=dir\nCOPY --chown=a --chmod=700 $D/*.go x /to/$D/", with(`ENV ["D" "dir"]` + "\n" + `COPY ["" "/to/dir/" "a" "700"] of ["dir/*.go" "x"] []` + "\n")},
 		"copy here":          {"COPY a .", with(`COPY ["" "./" "root:root" ""] of ["a"] []` + "\n")},
 		"copy of text":       {"ENV V=1\nCOPY <<A <<'B' /d/\nv $V\nA\nv $V\nB", with(`ENV ["V" "1"]` + "\n" + `COPY ["" "/d/" "root:root" ""] of [] [{"A" "v 1\n"} {"B" "v $V\n"}]` + "\n")},
-		"without effect":     {"LABEL a=b\nEXPOSE 80\nSTOPSIGNAL 9\nMAINTAINER x\nCMD [\"a\"]\nENTRYPOINT b\nVOLUME /v\nHEALTHCHECK CMD x", with("")},
+		"a cache": {"USER app\nRUN --mount=type=cache,target=/c --mount=type=cache,target=d,uid=7,mode=0700 x", "0: i\nUSER [\"root\"]\nWORKDIR [\"/\"]\nUSER [\"app\"]\nWORKDIR [\"/\"]\n" +
+			`RUN ["mkdir -p -- '/c' && mkdir -p -- 'd' && chown -- 7:0 'd' && chmod -- 700 'd'" "root"]` + sh + "\nRUN [\"x\"]" + sh + "\nWORKDIR [\"/home/user\"]\n"},
+		"without effect": {"LABEL a=b\nEXPOSE 80\nSTOPSIGNAL 9\nMAINTAINER x\nCMD [\"a\"]\nENTRYPOINT b\nVOLUME /v\nHEALTHCHECK CMD x", with("")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan, err := parse("FROM i\n"+c.text, Options{})
@@ -144,30 +149,31 @@ func TestRefused(t *testing.T) {
 		"":               {berm.Invalid, "Dockerfile: "},
 		"RUN x":          {berm.Invalid, "Dockerfile:1: "},
 		"FROM i\nNONE x": {berm.Invalid, "Dockerfile:2: "},
-		"FROM i\n\nRUN --mount=type=secret,id=a x": {berm.Unsupported, "Dockerfile:3: RUN: --mount=type=secret"},
-		"FROM i\nRUN --network=none x":             {berm.Unsupported, "Dockerfile:2: RUN: --network=none"},
-		"FROM i\nRUN --security=insecure x":        {berm.Invalid, "Dockerfile:2: "},
-		"FROM scratch":                             {berm.Unsupported, "Dockerfile:1: FROM: scratch"},
-		"FROM --platform=linux/riscv64 i":          {berm.Unsupported, "linux/riscv64"},
-		"FROM $A":                                  {berm.Unsupported, "Dockerfile:1: FROM: $A"},
-		"FROM i\nADD https://x/y /z":               {berm.Unsupported, "Dockerfile:2: ADD: https://x/y"},
-		"FROM i\nADD git@x:y.git /z":               {berm.Unsupported, "Dockerfile:2: ADD: "},
-		"FROM i\nONBUILD RUN x":                    {berm.Unsupported, "Dockerfile:2: ONBUILD: "},
-		"FROM i\nUSER 1000":                        {berm.Unsupported, "Dockerfile:2: USER: "},
-		"FROM i\nUSER a:b":                         {berm.Unsupported, "Dockerfile:2: USER: "},
-		"FROM i\nUSER $A":                          {berm.Unsupported, "Dockerfile:2: USER: $A: "},
-		"FROM i\nWORKDIR ${A:-b}":                  {berm.Unsupported, "Dockerfile:2: WORKDIR: ${A:-b}: "},
-		"FROM i\nCOPY $A /x":                       {berm.Unsupported, "Dockerfile:2: COPY: $A: "},
-		"FROM i\nCOPY a b /x":                      {berm.Invalid, "Dockerfile:2: "},
-		"FROM i\nCOPY --chmod=u+x a /x":            {berm.Unsupported, "--chmod=u+x"},
-		"FROM i\nCOPY --chown=a:b:c a /x":          {berm.Invalid, "--chown"},
-		"FROM i\nCOPY --from=3 a /x":               {berm.Invalid, "--from=3"},
-		"FROM i\nCOPY --from=0 a /x":               {berm.Invalid, "--from=0"},
-		"FROM i\nCOPY --from=x a* /x":              {berm.Unsupported, "Dockerfile:2: COPY: a pattern"},
-		"FROM i\nCOPY --parents a /x":              {berm.Invalid, "Dockerfile:2: "},
-		"FROM i\nRUN <<E\n#!/usr/bin/python\nE":    {berm.Unsupported, "Dockerfile:2: RUN: "},
-		"FROM i\nRUN a\x01":                        {berm.Invalid, "control characters"},
-		"FROM i\n" + strings.Repeat("#", maxSize):  {berm.Invalid, "larger than"},
+		"FROM i\n\nRUN --mount=type=secret,id=a x":   {berm.Unsupported, "Dockerfile:3: RUN: --mount=type=secret"},
+		"FROM i\nRUN --mount=type=cache,target=$A x": {berm.Unsupported, "Dockerfile:2: RUN: $A"},
+		"FROM i\nRUN --network=none x":               {berm.Unsupported, "Dockerfile:2: RUN: --network=none"},
+		"FROM i\nRUN --security=insecure x":          {berm.Invalid, "Dockerfile:2: "},
+		"FROM scratch":                               {berm.Unsupported, "Dockerfile:1: FROM: scratch"},
+		"FROM --platform=linux/riscv64 i":            {berm.Unsupported, "linux/riscv64"},
+		"FROM $A":                                    {berm.Unsupported, "Dockerfile:1: FROM: $A"},
+		"FROM i\nADD https://x/y /z":                 {berm.Unsupported, "Dockerfile:2: ADD: https://x/y"},
+		"FROM i\nADD git@x:y.git /z":                 {berm.Unsupported, "Dockerfile:2: ADD: "},
+		"FROM i\nONBUILD RUN x":                      {berm.Unsupported, "Dockerfile:2: ONBUILD: "},
+		"FROM i\nUSER 1000":                          {berm.Unsupported, "Dockerfile:2: USER: "},
+		"FROM i\nUSER a:b":                           {berm.Unsupported, "Dockerfile:2: USER: "},
+		"FROM i\nUSER $A":                            {berm.Unsupported, "Dockerfile:2: USER: $A: "},
+		"FROM i\nWORKDIR ${A:-b}":                    {berm.Unsupported, "Dockerfile:2: WORKDIR: ${A:-b}: "},
+		"FROM i\nCOPY $A /x":                         {berm.Unsupported, "Dockerfile:2: COPY: $A: "},
+		"FROM i\nCOPY a b /x":                        {berm.Invalid, "Dockerfile:2: "},
+		"FROM i\nCOPY --chmod=u+x a /x":              {berm.Unsupported, "--chmod=u+x"},
+		"FROM i\nCOPY --chown=a:b:c a /x":            {berm.Invalid, "--chown"},
+		"FROM i\nCOPY --from=3 a /x":                 {berm.Invalid, "--from=3"},
+		"FROM i\nCOPY --from=0 a /x":                 {berm.Invalid, "--from=0"},
+		"FROM i\nCOPY --from=x a* /x":                {berm.Unsupported, "Dockerfile:2: COPY: a pattern"},
+		"FROM i\nCOPY --parents a /x":                {berm.Invalid, "Dockerfile:2: "},
+		"FROM i\nRUN <<E\n#!/usr/bin/python\nE":      {berm.Unsupported, "Dockerfile:2: RUN: "},
+		"FROM i\nRUN a\x01":                          {berm.Invalid, "control characters"},
+		"FROM i\n" + strings.Repeat("#", maxSize):    {berm.Invalid, "larger than"},
 	} {
 		_, err := parse(text, Options{})
 		if err == nil || berm.KindOf(err) != want.kind || !strings.Contains(err.Error(), want.says) {
@@ -176,6 +182,31 @@ func TestRefused(t *testing.T) {
 	}
 	if _, err := parse("FROM i", Options{Target: "x"}); err == nil || berm.KindOf(err) != berm.Invalid {
 		t.Errorf("no such stage: %v", err)
+	}
+}
+
+// No hint leads a secret into a template.
+func TestNoSecrets(t *testing.T) {
+	for _, kind := range []string{"secret,id=a", "ssh"} {
+		_, err := parse("FROM i\nRUN --mount=type="+kind+" x", Options{})
+		if hint := berm.HintOf(err); !strings.Contains(hint, "no secrets of builds") || !strings.Contains(hint, "stays in the template") {
+			t.Errorf("%s: %q", kind, hint)
+		}
+	}
+}
+
+// An image that may have been meant as a stage.
+func TestLaterStage(t *testing.T) {
+	plan, err := parse("FROM b AS a\nRUN x\nFROM c AS c\nFROM a AS b\nCOPY --from=c x /\nCOPY --from=a x /", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	hints := map[string]string{}
+	for _, s := range plan.Stages {
+		hints[s.Name] = s.Hint
+	}
+	if !strings.Contains(hints["0"], "b begins later, at line 4") || !strings.Contains(hints["1"], "this stage itself") || hints["2"] != "" {
+		t.Errorf("%q", hints)
 	}
 }
 
@@ -315,6 +346,84 @@ func TestContext(t *testing.T) {
 		if err == nil || berm.KindOf(err) != want || !strings.HasPrefix(err.Error(), "Dockerfile:2: ") {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
+	}
+}
+
+// What is no regular file is neither waited for nor read, be it the .dockerignore or what became
+// of a file since it was found.
+func TestFIFO(t *testing.T) {
+	dir := t.TempDir()
+	pipe := filepath.Join(dir, ".dockerignore")
+	if err := unix.Mkfifo(pipe, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{pipe, dir, "/dev/null"} {
+		if _, err := OpenFile(name); err == nil || berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := Open(dir, filepath.Join(dir, "Dockerfile")); err == nil || berm.KindOf(err) != berm.Invalid {
+		t.Errorf("a FIFO for .dockerignore: %v", err)
+	}
+	if err := os.Remove(pipe); err != nil {
+		t.Fatal(err)
+	}
+	write(t, dir, map[string]string{"f": "1"})
+	c, err := Open(dir, filepath.Join(dir, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	f, _, err := c.files(&Copy{Sources: []string{"f"}}, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Remove(filepath.Join(dir, "f")), unix.Mkfifo(filepath.Join(dir, "f"), 0o644)); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.hash(); err == nil || berm.KindOf(err) != berm.Invalid {
+		t.Errorf("a file that became a FIFO: %v", err)
+	}
+}
+
+// A pattern that is none is told with its line.
+func TestIgnored(t *testing.T) {
+	dir := t.TempDir()
+	for text, want := range map[string]string{
+		"a\n\n[b\nc": `:3: "[b" is no pattern`, "# x\r\n!\r\n": `:2: "!" is no pattern`, strings.Repeat("a", 1<<17): `:1: "aaa`,
+		strings.Repeat("#\n", maxSize): "larger than",
+	} {
+		write(t, dir, map[string]string{"Dockerfile.dockerignore": text})
+		_, err := Open(dir, filepath.Join(dir, "Dockerfile"))
+		if err == nil || berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), filepath.Join(dir, "Dockerfile.dockerignore")) || !strings.Contains(err.Error(), want) {
+			t.Errorf("%.20q: %v, want %s", text, err, want)
+		}
+	}
+}
+
+// What is too much for a server is told before it is read.
+func TestTooMuch(t *testing.T) {
+	dir := t.TempDir()
+	for _, name := range []string{"a", "b"} {
+		f, err := os.Create(filepath.Join(dir, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(f.Truncate(client.MaxUpload/2+1), f.Close()); err != nil { // without content
+			t.Fatal(err)
+		}
+	}
+	c, err := Open(dir, filepath.Join(dir, "Dockerfile"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	plan, err := parse("FROM i\nCOPY a b /x/", Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Pack(&plan.Stages[0].Steps[2]); err == nil || berm.KindOf(err) != berm.Invalid || !strings.HasPrefix(err.Error(), "Dockerfile:2: COPY: 4.0 GiB of files") || berm.HintOf(err) == "" {
+		t.Errorf("%v", err)
 	}
 }
 

@@ -47,10 +47,12 @@ type LogLine struct {
 	Step    string    `json:"step,omitempty"` // as in Failure
 }
 
-// Failure is why a build failed. Step is "base", "finalize" or the number of a step, from 1.
+// Failure is why a build failed. Step is "base", "finalize" or the number of a step, from 1; Stage is
+// where it stands, and "" the template's own.
 type Failure struct {
 	Message string `json:"message"`
 	Step    string `json:"step,omitempty"`
+	Stage   string `json:"stage,omitempty"`
 }
 
 // Build is one build of a template, from its order on.
@@ -212,7 +214,7 @@ func WithTag(name, tag string) (string, error) {
 	if tag != DefaultTag {
 		name += ":" + tag
 	}
-	return name, checkName(name)
+	return name, CheckName(name)
 }
 
 // AddTags gives further tags to the build that ref means, and takes them from the others of the

@@ -43,7 +43,7 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		return berm.Template{}, err
 	}
 	if opts.Name != "" {
-		if err := checkName(opts.Name); err != nil {
+		if err := CheckName(opts.Name); err != nil {
 			return berm.Template{}, err
 		}
 	}
@@ -71,7 +71,7 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 	if opts.Name != "" {
 		made.Names = []string{opts.Name}
 	}
-	if err := checkName(made.Names[0]); err != nil {
+	if err := CheckName(made.Names[0]); err != nil {
 		return berm.Template{}, err
 	}
 	budget := DefaultBudget

@@ -275,8 +275,8 @@ func (s *Store) Ensure(ctx context.Context, ref string, p Progress) (berm.Templa
 	return t, err
 }
 
-// checkName keeps names to what URLs, shells and the E2B protocol take.
-func checkName(name string) error {
+// CheckName keeps names to what URLs, shells and the E2B protocol take.
+func CheckName(name string) error {
 	alias, tag, tagged := strings.Cut(name, ":")
 	if !isWord(alias, lowerCase) || tagged && !isWord(tag, lowerCase+upperCase+"_") {
 		return berm.Errorf(berm.Invalid, "template name %q: want lower-case letters, digits, '.', '_' and '-', and an optional :tag", name)

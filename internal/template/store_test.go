@@ -330,7 +330,7 @@ func TestCheckName(t *testing.T) {
 		"": false, "A": false, "-a": false, ".a": false, "a/b": false, "a:": false, ":a": false, "a:b:c": false,
 		"a b": false, "a\n": false, "é": false, strings.Repeat("a", 129): false, "a:-b": false,
 	} {
-		if err := checkName(name); (err == nil) != ok {
+		if err := CheckName(name); (err == nil) != ok {
 			t.Errorf("%q: %v", name, err)
 		}
 	}

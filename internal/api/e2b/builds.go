@@ -204,7 +204,7 @@ func (a *API) buildStatus(w http.ResponseWriter, r *http.Request) error {
 	}
 	out := map[string]any{"templateID": b.TemplateID, "buildID": b.ID, "status": b.State, "logEntries": lines, "logs": texts}
 	if f := b.Failure; f != nil {
-		out["reason"] = map[string]any{"message": f.Message, "step": f.Step, "logEntries": []template.LogLine{}}
+		out["reason"] = map[string]any{"message": f.Message, "step": f.Step, "stage": f.Stage, "logEntries": []template.LogLine{}}
 	}
 	return answer(w, http.StatusOK, out)
 }
