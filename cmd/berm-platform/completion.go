@@ -100,12 +100,18 @@ func completeTemplates(cmd *cobra.Command, args []string, _ string) ([]cobra.Com
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), completionTime)
 	defer cancel()
-	names, err := c.Templates(ctx)
+	list, err := c.Templates(ctx)
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	for i := range names {
-		names[i] = terminal.Escape(names[i])
+	var names []string
+	for _, t := range list {
+		if len(t.Names) == 0 {
+			t.Names = []string{string(t.ID)}
+		}
+		for _, name := range t.Names {
+			names = append(names, terminal.Escape(name))
+		}
 	}
 	return names, cobra.ShellCompDirectiveNoFileComp
 }

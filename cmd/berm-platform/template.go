@@ -2,6 +2,8 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -14,6 +16,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/template"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
@@ -46,37 +49,101 @@ func templateStore(cmd *cobra.Command) (*template.Store, error) {
 	return template.Open(dir)
 }
 
+// ofServerOrHere gives a command that looks into a store its flags.
+func ofServerOrHere(cmd *cobra.Command) *cobra.Command {
+	cmd.Flags().Bool("local", false, "the store of this machine, though a server is named")
+	return serverCommand(cmd)
+}
+
+// serverOrStore is where a command looks for templates: on the server, if one is named, else in the store of
+// this machine. The other is nil.
+func serverOrStore(cmd *cobra.Command) (c *client.Client, s *template.Store, where string, err error) {
+	flags := cmd.Flags()
+	local, err := flags.GetBool("local")
+	if err != nil {
+		return nil, nil, "", err
+	}
+	local = local || flags.Changed("templates")
+	if local && flags.Changed("context") {
+		return nil, nil, "", cli.UsageError{Err: errors.New("--context names a server, and --local and --templates a store of this machine")}
+	}
+	named := false
+	if !local {
+		contexts, err := loadContexts()
+		if err != nil {
+			return nil, nil, "", err
+		}
+		named = contexts.Named(flags.Lookup("context").Value.String(), os.Getenv)
+	}
+	if named {
+		if c, err = server(cmd); err != nil {
+			return nil, nil, "", err
+		}
+		return c, nil, c.URL(), nil
+	}
+	if s, err = templateStore(cmd); err != nil {
+		return nil, nil, "", err
+	}
+	return nil, s, "this machine, " + s.Dir(), nil
+}
+
 func newTemplateListCommand() *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := ofServerOrHere(&cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
-		Short:   "List the templates of this machine",
-		Args:    cli.UsageArgs(cobra.NoArgs),
+		Short:   "List the templates of a server, or of this machine",
+		Long: `List the templates of the server that --context, $BERM_URL or the current context names.
+Without any of them, or with --local, list those in the store of this machine, one
+line for each build. What was listed is said on stderr.`,
+		Args: cli.UsageArgs(cobra.NoArgs),
 		Example: `  berm template ls
+  berm template ls --local
   berm template ls --json | jq -r '.[].names[0]'`,
-	}
+	})
 	asJSON := cli.JSONFlag(cmd)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		store, err := templateStore(cmd)
+		c, store, where, err := serverOrStore(cmd)
 		if err != nil {
 			return err
 		}
-		list, err := store.List(cmd.Context())
-		if err != nil {
-			return err
-		}
+		var list any
+		var table *terminal.Table
 		out := cmd.OutOrStdout()
+		if c != nil {
+			list, table, err = listOfServer(cmd.Context(), c, terminal.StyleFor(out))
+		} else {
+			list, table, err = listOfStore(cmd.Context(), store, terminal.StyleFor(out))
+		}
+		if err != nil {
+			return err
+		}
+		cli.Notice(cmd, "templates of %s", where)
 		if *asJSON {
 			return cli.PrintJSON(out, list)
-		}
-		table := terminal.NewTable(terminal.StyleFor(out), "NAME", "ID", "SIZE", "LAYERS", "USER", "CREATED")
-		for _, t := range list {
-			table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), byteSize(t.Size), fmt.Sprint(len(t.Layers)), t.User,
-				t.CreatedAt.Local().Format(time.DateTime))
 		}
 		return table.Write(out)
 	}
 	return cmd
+}
+
+func listOfServer(ctx context.Context, c *client.Client, style terminal.Style) (any, *terminal.Table, error) {
+	list, err := c.Templates(ctx)
+	table := terminal.NewTable(style, "NAME", "ID", "CPUS", "MEMORY", "DISK", "BUILDS", "UPDATED")
+	for _, t := range list {
+		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), fmt.Sprint(t.CPUCount), byteSize(t.MemoryMB<<20), byteSize(t.DiskMB<<20), fmt.Sprint(t.Builds),
+			t.UpdatedAt.Local().Format(time.DateTime))
+	}
+	return list, table, err
+}
+
+func listOfStore(ctx context.Context, s *template.Store, style terminal.Style) (any, *terminal.Table, error) {
+	list, err := s.List(ctx)
+	table := terminal.NewTable(style, "NAME", "ID", "SIZE", "LAYERS", "USER", "CREATED")
+	for _, t := range list {
+		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), byteSize(t.Size), fmt.Sprint(len(t.Layers)), t.User,
+			t.CreatedAt.Local().Format(time.DateTime))
+	}
+	return list, table, err
 }
 
 func newTemplateBuildCommand() *cobra.Command {
@@ -201,45 +268,65 @@ start (entrypoint, command) is not started, but what --start says is.`,
 }
 
 func newTemplateRemoveCommand() *cobra.Command {
-	return &cobra.Command{
+	cmd := ofServerOrHere(&cobra.Command{
 		Use:     "rm TEMPLATE...",
 		Aliases: []string{"remove"},
 		Short:   "Remove templates, and the layers that no other template needs",
-		Long: `Remove templates, by name or id, and the layers that no other template needs. A
-template that a living sandbox uses is not removed.`,
+		Long: `Remove templates, by name or id, and the layers that no other template needs: from the
+server that --context, $BERM_URL or the current context names; without any of them, or
+with --local, from the store of this machine. NAME:TAG removes that tag alone. A template
+that a living sandbox uses is not removed.`,
 		Args: cli.UsageArgs(cobra.MinimumNArgs(1)),
-		Example: `  berm template rm python:3.12-slim
+		Example: `  berm template rm app
+  berm template rm --local python:3.12-slim
   berm template rm $(berm template ls --json | jq -r '.[].id')`,
-		RunE: func(cmd *cobra.Command, args []string) error {
-			store, err := templateStore(cmd)
+	})
+	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		for _, ref := range args {
+			if err := template.CheckName(ref); err != nil {
+				return cli.UsageError{Err: err}
+			}
+		}
+		c, store, where, err := serverOrStore(cmd)
+		if err != nil {
+			return err
+		}
+		for _, ref := range args {
+			if c != nil {
+				err = c.DeleteTemplate(cmd.Context(), ref)
+			} else {
+				err = store.Remove(cmd.Context(), ref)
+			}
 			if err != nil {
-				return err
+				e := berm.Errorf(berm.KindOf(err), "%s: %w", where, err)
+				e.Hint = berm.HintOf(err)
+				return e
 			}
-			for _, ref := range args {
-				if err := store.Remove(cmd.Context(), ref); err != nil {
-					return err
-				}
-			}
-			return nil
-		},
-		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-			store, err := templateStore(cmd)
-			if err != nil {
-				return nil, cobra.ShellCompDirectiveError
-			}
-			list, err := store.List(cmd.Context())
-			if err != nil {
-				return nil, cobra.ShellCompDirectiveError
-			}
-			var names []string
-			for _, t := range list {
-				if name := cmp.Or(t.Alias(), string(t.ID)); !slices.Contains(args, name) {
-					names = append(names, name)
-				}
-			}
-			return names, cobra.ShellCompDirectiveNoFileComp
-		},
+			cli.Notice(cmd, "%s: removed %s", where, ref)
+		}
+		return nil
 	}
+	cmd.ValidArgsFunction = func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+		c, store, _, err := serverOrStore(cmd)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		if c != nil {
+			return completeTemplates(cmd, args, typed)
+		}
+		list, err := store.List(cmd.Context())
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveError
+		}
+		var names []string
+		for _, t := range list {
+			if name := cmp.Or(t.Alias(), string(t.ID)); !slices.Contains(args, name) {
+				names = append(names, name)
+			}
+		}
+		return names, cobra.ShellCompDirectiveNoFileComp
+	}
+	return cmd
 }
 
 func printTemplate(w io.Writer, t berm.Template, asJSON bool) error {

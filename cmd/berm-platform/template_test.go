@@ -5,13 +5,19 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/client"
 )
 
 // runTemplate runs a template command on a store.
@@ -57,6 +63,76 @@ func savedImage(t *testing.T, tag string) string {
 		t.Fatal(err)
 	}
 	return file
+}
+
+// With a server named, its templates are listed and removed, and else those of this machine; the
+// output says which.
+func TestTemplatesOfServer(t *testing.T) {
+	var calls []string
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		calls = append(calls, r.Method+" "+r.URL.Path)
+		switch r.Method + " " + r.URL.Path {
+		case "GET /templates":
+			_, _ = w.Write([]byte(`[{"templateID":"t0","buildID":"b","aliases":["app"],"cpuCount":2,"memoryMB":512,"diskSizeMB":1024,"buildCount":3,"updatedAt":"2026-01-02T03:04:05Z"}]`))
+		case "GET /templates/app", "GET /templates/app:v1":
+			_, _ = w.Write([]byte(`{"templateID":"t0"}`))
+		case "DELETE /templates/t0", "DELETE /templates/t0:v1":
+			w.WriteHeader(http.StatusNoContent)
+		default:
+			w.WriteHeader(http.StatusNotFound)
+		}
+	}))
+	defer s.Close()
+	t.Setenv("XDG_CONFIG_HOME", t.TempDir())
+	t.Setenv("XDG_CACHE_HOME", t.TempDir())
+	t.Setenv("BERM_API_KEY", "e2b_x")
+	t.Setenv("BERM_URL", s.URL)
+	run := func(args ...string) (stdout, stderr string, err error) {
+		calls = nil
+		var out, errOut bytes.Buffer
+		root := newRootCommand()
+		root.SetArgs(append([]string{"template"}, args...))
+		root.SetOut(&out)
+		root.SetErr(&errOut)
+		err = root.ExecuteContext(t.Context())
+		return out.String(), errOut.String(), err
+	}
+	out, said, err := run("ls")
+	if err != nil || !strings.Contains(out, "app   t0  2     512.0 MiB  1.0 GiB  3") || !strings.Contains(said, "templates of "+s.URL) {
+		t.Errorf("ls: %q, %q, %v", out, said, err)
+	}
+	var list []client.Template
+	if out, _, err = run("ls", "--json"); err != nil || json.Unmarshal([]byte(out), &list) != nil || len(list) != 1 || list[0].ID != "t0" || list[0].Names[0] != "app" {
+		t.Errorf("ls --json: %q, %v", out, err)
+	}
+	// By id, as a name alone may be that of a snapshot.
+	for ref, want := range map[string]string{"app": "DELETE /templates/t0", "app:v1": "DELETE /templates/t0:v1"} {
+		if _, said, err := run("rm", ref); err != nil || !slices.Contains(calls, want) || !strings.Contains(said, s.URL+": removed "+ref) {
+			t.Errorf("rm %s: %v, %q, %v", ref, calls, said, err)
+		}
+	}
+	if _, _, err = run("rm", "none"); err == nil || berm.KindOf(err) != berm.NotFound || !strings.Contains(err.Error(), s.URL) {
+		t.Errorf("rm of none: %v", err)
+	}
+	if _, _, err = run("rm", "team/app"); err == nil || berm.KindOf(err) != berm.Invalid || len(calls) > 0 {
+		t.Errorf("rm of no name: %v after %v", err, calls)
+	}
+	store := filepath.Join(t.TempDir(), "templates")
+	for _, args := range [][]string{{"ls", "--templates", store}, {"ls", "--templates", store, "--local"}} {
+		if _, said, err := run(args...); err != nil || len(calls) > 0 || !strings.Contains(said, "templates of this machine, "+store) {
+			t.Errorf("%v: %q after %v, %v", args, said, calls, err)
+		}
+	}
+	if _, _, err = run("ls", "--local", "--context", "x"); !errors.As(err, new(cli.UsageError)) {
+		t.Errorf("two places: %v", err)
+	}
+	t.Setenv("BERM_URL", "")
+	if _, _, err = run("rm", "--templates", store, "none"); err == nil || berm.KindOf(err) != berm.NotFound || !strings.Contains(err.Error(), store) || len(calls) > 0 {
+		t.Errorf("without a server: %v after %v", err, calls)
+	}
+	if contexts, err := loadContexts(); err != nil || contexts.Named("", os.Getenv) || !contexts.Named("x", os.Getenv) {
+		t.Errorf("what is named: %v", err)
+	}
 }
 
 func TestTemplateCommands(t *testing.T) {

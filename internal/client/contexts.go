@@ -2,6 +2,7 @@ package client
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"io"
 	"io/fs"
@@ -179,19 +180,8 @@ func (c *Contexts) Remove(name string) error {
 // stored key goes to its own server only; the environment's key goes to the
 // environment's server, to the local one, and to a context that has none.
 func (c *Contexts) Choose(name string, env func(string) string) (Config, error) {
-	first := func(names ...string) string {
-		for _, name := range names {
-			if v := env(name); v != "" {
-				return v
-			}
-		}
-		return ""
-	}
-	key := first("BERM_API_KEY", "E2B_API_KEY")
-	url, sandboxURL := first("BERM_URL", "E2B_API_URL"), first("BERM_SANDBOX_URL", "E2B_SANDBOX_URL")
-	if domain := env("E2B_DOMAIN"); url == "" && domain != "" {
-		url = "https://api." + domain
-	}
+	key := cmp.Or(env("BERM_API_KEY"), env("E2B_API_KEY"))
+	url, sandboxURL := urlOf(env), cmp.Or(env("BERM_SANDBOX_URL"), env("E2B_SANDBOX_URL"))
 	if name == "" && url == "" {
 		name = c.Current
 	}
@@ -217,4 +207,18 @@ func (c *Contexts) Choose(name string, env func(string) string) (Config, error) 
 			WithHint("Set BERM_API_KEY, or store one: `berm context add %s %s`.", name, context.URL)
 	}
 	return Config{context.URL, context.SandboxURL, key, context.CA}, nil
+}
+
+// Named says whether anything names a server, so that Choose does not fall back on this machine's.
+func (c *Contexts) Named(name string, env func(string) string) bool {
+	return name != "" || c.Current != "" || urlOf(env) != ""
+}
+
+// urlOf is the server of the environment.
+func urlOf(env func(string) string) string {
+	domain := env("E2B_DOMAIN")
+	if domain != "" {
+		domain = "https://api." + domain
+	}
+	return cmp.Or(env("BERM_URL"), env("E2B_API_URL"), domain)
 }

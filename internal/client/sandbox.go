@@ -315,23 +315,3 @@ func (c *Client) Policy(ctx context.Context, id berm.SandboxID) (berm.Policy, er
 	_, err := c.call(ctx, http.MethodGet, "/berm/v1"+sandboxPath(id)+"/policy", nil, nil, &p)
 	return p, err
 }
-
-// Templates names the templates that sandboxes can be made from.
-func (c *Client) Templates(ctx context.Context) ([]string, error) {
-	var templates []struct {
-		TemplateID string
-		Aliases    []string
-	}
-	if _, err := c.call(ctx, http.MethodGet, "/templates", nil, nil, &templates); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, t := range templates {
-		if len(t.Aliases) > 0 {
-			names = append(names, t.Aliases...)
-		} else {
-			names = append(names, t.TemplateID)
-		}
-	}
-	return names, nil
-}
