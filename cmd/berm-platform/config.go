@@ -1,11 +1,11 @@
 package main
 
 import (
-	"bytes"
 	"errors"
-	"io"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -13,22 +13,26 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/document"
 	"github.com/berm-sandbox/berm/internal/template"
 )
 
 // configFile is the configuration file. The section of a command sets its flags by
 // their names.
 type configFile struct {
-	Version int                  `yaml:"version"`
-	Serve   map[string]yaml.Node `yaml:"serve"`
+	Version int                  `json:"version"`
+	Serve   map[string]yaml.Node `json:"serve"`
 	// Registries are those that images are fetched from in a way of their own, by host.
-	Registries map[string]template.RegistryConfig `yaml:"registries"`
+	Registries map[string]yaml.Node `json:"registries"`
 	// The others are of local mode, which judges them itself.
-	Preset        yaml.Node `yaml:"preset"`
-	Presets       yaml.Node `yaml:"presets"`
-	UpstreamProxy yaml.Node `yaml:"upstream-proxy"`
-	UpstreamCA    yaml.Node `yaml:"upstream-ca"`
+	Preset        yaml.Node `json:"preset"`
+	Presets       yaml.Node `json:"presets"`
+	UpstreamProxy yaml.Node `json:"upstream-proxy"`
+	UpstreamCA    yaml.Node `json:"upstream-ca"`
 }
+
+// maxConfig bounds the configuration file in bytes.
+const maxConfig = 256 << 10
 
 // configure sets the flags of cmd that were not given from the environment, and what
 // is left from the configuration file. A path names a file that must exist.
@@ -83,10 +87,20 @@ func readConfig(path string, env func(string) (string, bool)) (file configFile, 
 	if err != nil {
 		return file, path, berm.Errorf(berm.Invalid, "configuration: %w", err)
 	}
-	decoder := yaml.NewDecoder(bytes.NewReader(content))
-	decoder.KnownFields(true)
-	if err := decoder.Decode(&file); err != nil && !errors.Is(err, io.EOF) {
-		return file, path, berm.Errorf(berm.Invalid, "%s: %w", path, err)
+	source := configSource(path)
+	root, err := source.YAML(content)
+	if err != nil {
+		return file, path, err
+	}
+	if root.Kind == yaml.MappingNode { // a section of which all is commented out is none
+		for i := len(root.Content) - 2; i >= 0; i -= 2 {
+			if root.Content[i+1].ShortTag() == "!!null" {
+				root.Content = slices.Delete(root.Content, i, i+2)
+			}
+		}
+	}
+	if err := source.Fill(root, "the configuration", &file); err != nil {
+		return file, path, err
 	}
 	if file.Version != 1 {
 		return file, path, berm.Errorf(berm.Invalid, "%s: version is %d, want version: 1", path, file.Version)
@@ -94,17 +108,28 @@ func readConfig(path string, env func(string) (string, bool)) (file configFile, 
 	return file, path, nil
 }
 
+func configSource(path string) document.Source { return document.Source{Name: path, Max: maxConfig} }
+
 // registries are those of the configuration file.
 func registries(path string, env func(string) (string, bool)) (*template.Registries, error) {
 	file, name, err := readConfig(path, env)
 	if err != nil {
 		return nil, err
 	}
-	all, err := template.NewRegistries(file.Registries)
-	if err != nil {
-		return nil, berm.Errorf(berm.Invalid, "%s: %w", name, err)
+	source, all := configSource(name), map[string]template.RegistryConfig{}
+	for _, host := range slices.Sorted(maps.Keys(file.Registries)) {
+		node := file.Registries[host]
+		var c template.RegistryConfig
+		if err := source.Fill(&node, "registry "+host, &c); err != nil {
+			return nil, err
+		}
+		// Alone first, for an error to have its line.
+		if _, err := template.NewRegistries(map[string]template.RegistryConfig{host: c}); err != nil {
+			return nil, source.Errorf(&node, "%w", err)
+		}
+		all[host] = c
 	}
-	return all, nil
+	return template.NewRegistries(all)
 }
 
 // configureData sets the flag "data" of a command beside the server to what the server

@@ -70,6 +70,36 @@ func TestConfigurationIsStrict(t *testing.T) {
 	}
 }
 
+// What is wrong with a registry is told with its line, in the words of the file.
+func TestRegistriesOfTheFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "config.yaml")
+	for text, want := range map[string][2]string{
+		"registries:": {},
+		"registries:\n  docker.io:\n    mirrors: [/a]":  {},
+		"registries:\n  docker.io:\n    mirors: [/a]":   {":4: unknown key \"mirors\" in registry docker.io", "known are ca, mirrors"},
+		"registries:\n  docker.io:\n    mirrors: /a":    {":4: mirrors must be a list", ""},
+		"registries:\n  docker.io:\n    ca: [/a]":       {":4: ca must be a single value", ""},
+		"registries:\n  docker.io: /a":                  {":3: registry docker.io must be a mapping", ""},
+		"registries:\n\n  docker.io:\n    mirrors: [a]": {":5: registry docker.io: mirror \"a\"", ""},
+		"registries: [a]":                               {":2: registries must be a mapping", ""},
+		"registrys: {}":                                 {":2: unknown key \"registrys\" in the configuration", "known are preset,"},
+	} {
+		if err := os.WriteFile(path, []byte("version: 1\n"+text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := registries(path, os.LookupEnv)
+		if want[0] == "" {
+			if err != nil {
+				t.Errorf("%q: %v", text, err)
+			}
+			continue
+		}
+		if berm.KindOf(err) != berm.Invalid || err == nil || !strings.Contains(err.Error(), path+want[0]) || !strings.HasPrefix(berm.HintOf(err), want[1]) || strings.ContainsAny(err.Error(), "\n") {
+			t.Errorf("%q: %v, hint %q; want %q", text, err, berm.HintOf(err), want)
+		}
+	}
+}
+
 func TestKeyCommandsFindTheServersData(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.yaml")
 	if err := os.WriteFile(path, []byte("version: 1\nserve:\n  data: /from/file\n"), 0o600); err != nil {

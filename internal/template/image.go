@@ -84,11 +84,18 @@ func fromLayout(dir string, platform v1.Platform) (*image, error) {
 	if err != nil {
 		return nil, berm.Errorf(berm.Invalid, "%s is no OCI image layout: %w", dir, err)
 	}
+	if _, err := index.IndexManifest(); err != nil {
+		return nil, brokenIndex(dir, err)
+	}
 	img, err := fromIndex(index, platform, 0)
 	if err != nil {
 		return nil, err
 	}
 	return fromV1(img, path.Base(dir), platform)
+}
+
+func brokenIndex(dir string, err error) error {
+	return berm.Errorf(berm.Invalid, "%s is no index of images: %w", filepath.Join(dir, "index.json"), err)
 }
 
 // fromIndex takes the image for the platform. One without a platform, as tools

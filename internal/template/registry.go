@@ -29,10 +29,10 @@ import (
 // RegistryConfig is how one registry is reached, as the configuration file says it.
 type RegistryConfig struct {
 	// CA is a file of authorities, PEM, by which the registry is trusted beside the system's.
-	CA string `yaml:"ca"`
+	CA string `json:"ca"`
 	// Mirrors are where its images are looked for first, in this order: directories, and
 	// registries as [http://]HOST[:PORT][/PATH].
-	Mirrors []string `yaml:"mirrors"`
+	Mirrors []string `json:"mirrors"`
 }
 
 // Registries are the registries of which a machine's configuration says something. Nil are
@@ -111,8 +111,10 @@ func parseMirror(place string) (m mirror, err error) {
 	if plain {
 		how = append(how, name.Insecure)
 	}
-	if m.registry, err = name.NewRegistry(host, how...); err != nil || host == "" || strings.Contains(bare, "://") || strings.HasPrefix(host, ".") {
-		return m, berm.Errorf(berm.Invalid, "mirror %q: want an absolute path of a directory, or [http://]HOST[:PORT][/PATH]", place)
+	// A word alone would be a directory beside who knows which.
+	word := !plain && host != "localhost" && !strings.ContainsAny(host, ".:")
+	if m.registry, err = name.NewRegistry(host, how...); err != nil || host == "" || word || strings.Contains(bare, "://") || strings.HasPrefix(host, ".") {
+		return m, berm.Errorf(berm.Invalid, "mirror %q: want the absolute path of a directory, or [http://]HOST[:PORT][/PATH] with a dot or a port in HOST", place)
 	}
 	m.prefix = strings.Trim(prefix, "/")
 	return m, nil
@@ -174,14 +176,19 @@ func (r *Registries) find(ctx context.Context, ref string, platform v1.Platform,
 		} else { // What the registry is shown is not for its mirror.
 			img, err = fromRegistry(ctx, m.reference(parsed), platform, remote.WithAuthFromKeychain(authn.DefaultKeychain), r.way(opts.Transport))
 		}
+		if err == nil {
+			p.say("%s is from %s", ref, m)
+			return img, nil
+		}
 		switch berm.KindOf(err) {
-		case berm.NotFound, berm.Unavailable, berm.Denied:
+		case berm.NotFound:
 			p.say("%s has no %s: %v", m, ref, err)
+		case berm.Unavailable:
+			p.say("%s does not answer: %v", m, err)
+		case berm.Denied:
+			p.say("%s does not give %s: %v", m, ref, err)
 		default:
-			if err == nil {
-				p.say("%s is from %s", ref, m)
-			}
-			return img, err
+			return nil, err
 		}
 	}
 	as := remote.WithAuthFromKeychain(authn.DefaultKeychain)
@@ -311,7 +318,7 @@ func fromLayoutOf(dir string, ref name.Reference, platform v1.Platform) (*image,
 	}
 	manifest, err := index.IndexManifest()
 	if err != nil {
-		return nil, berm.Errorf(berm.Invalid, "image index: %w", err)
+		return nil, brokenIndex(dir, err)
 	}
 	names := []string{ref.Identifier(), ref.Name(), ref.String(), ref.Context().RepositoryStr() + ":" + ref.Identifier()}
 	i := slices.IndexFunc(manifest.Manifests, func(d v1.Descriptor) bool {

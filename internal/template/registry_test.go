@@ -274,12 +274,38 @@ func TestRegistryConfig(t *testing.T) {
 		"missing.test":   {CA: filepath.Join(dir, "missing.pem")},
 		"no-ca.test":     {CA: filepath.Join(dir, "no.pem")},
 		"relative.test":  {Mirrors: []string{"./images"}},
+		"word.test":      {Mirrors: []string{"srv/images"}},
 		"empty.test":     {Mirrors: []string{""}},
 		"encrypted.test": {Mirrors: []string{"https://mirror.test"}},
 	} {
 		if _, err := NewRegistries(map[string]RegistryConfig{host: c}); err == nil || berm.KindOf(err) != berm.Invalid {
 			t.Errorf("%q: %+v: %v", host, c, err)
 		}
+	}
+}
+
+// What a mirror that is down says, and one with a broken index.
+func TestMirrorsThatFail(t *testing.T) {
+	dir := t.TempDir()
+	index := filepath.Join(dir, "index.json")
+	if err := os.WriteFile(index, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	down := httptest.NewServer(nil)
+	down.Close()
+	at := strings.TrimPrefix(down.URL, "http://")
+	var said []string
+	_, err := newStore(t).Import(t.Context(), "registry.test/app:v1", ImportOptions{
+		Registries: registriesOf(t, map[string]RegistryConfig{"registry.test": {Mirrors: []string{down.URL, t.TempDir(), dir}}}),
+	}, func(s Step) { said = append(said, s.Message) })
+	if err == nil || berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), index) {
+		t.Errorf("a broken index: %v", err)
+	}
+	if len(said) != 2 || !strings.HasPrefix(said[0], at+" does not answer: ") || !strings.Contains(said[1], " has no registry.test/app:v1: ") {
+		t.Errorf("said %q", said)
+	}
+	if _, err := newStore(t).Import(t.Context(), dir, ImportOptions{}, nil); err == nil || berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), index) {
+		t.Errorf("a broken index of a layout: %v", err)
 	}
 }
 
