@@ -401,10 +401,21 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	for _, name := range spellings(ref) {
 		names = append(names, r.meant(name)...)
 	}
+	var going []record
+	stay := map[string]bool{} // layers
 	for _, other := range records {
-		goes := !slices.ContainsFunc(other.Names, func(n string) bool { return !slices.Contains(names, n) })
+		if slices.ContainsFunc(other.Names, func(n string) bool { return !slices.Contains(names, n) }) {
+			for _, l := range other.Layers {
+				stay[l.Path] = true
+			}
+		} else {
+			going = append(going, other)
+		}
+	}
+	for _, other := range going {
 		for _, l := range other.Layers {
-			if users := leases[filepath.Base(l.Path)]; goes && len(users) > 0 {
+			// Those of a template that this one is built on are used by that one's sandboxes too.
+			if users := leases[filepath.Base(l.Path)]; !stay[l.Path] && len(users) > 0 {
 				return berm.Errorf(berm.Conflict, "template '%s' is in use by %s", ref, strings.Join(users, ", ")).WithHint("Kill the sandboxes first.")
 			}
 		}

@@ -210,6 +210,29 @@ func TestLease(t *testing.T) {
 	}
 }
 
+// What a template is built on is in use by that one's sandboxes, which is no reason to keep it.
+func TestSharedLayersAreNoUse(t *testing.T) {
+	s := newStore(t)
+	below := addTemplate(t, s, "below", "1")
+	above := addTemplate(t, s, "above", "1", "2")
+	if below.Layers[0].Path != above.Layers[0].Path {
+		t.Fatal("nothing is shared")
+	}
+	sandbox := filepath.Join(t.TempDir(), "i0one")
+	if err := os.Mkdir(sandbox, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Lease(t.Context(), "i0one", sandbox, below); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), "above"); err != nil {
+		t.Error(err)
+	}
+	if err := s.Remove(t.Context(), "below"); berm.KindOf(err) != berm.Conflict {
+		t.Errorf("got %v, want a conflict", err)
+	}
+}
+
 func TestWrongDiffIDIsRefused(t *testing.T) {
 	s := newStore(t)
 	budget := DefaultBudget
