@@ -149,13 +149,13 @@ func (m *Machine) orKill(err, back error) error {
 		m.Kill(berm.ReasonCrash)
 		err = errors.Join(err, back)
 	}
-	if m.Reason() != "" && berm.KindOf(err) != berm.NotFound && err != nil {
-		return berm.Errorf(berm.NotFound, "the sandbox is dead: %w", err)
-	}
-	if m.Reason() != "" {
+	switch {
+	case m.Reason() == "":
+		return err
+	case err == nil || berm.KindOf(err) == berm.NotFound:
 		return gone()
 	}
-	return err
+	return berm.Errorf(berm.NotFound, "the sandbox is dead: %w", err)
 }
 
 // SetDeadline moves the deadline; zero removes it. A paused sandbox has none.

@@ -287,7 +287,7 @@ func Run(ctx context.Context, c Config) error {
 	var watch Watch
 	if slices.Contains(c.Record, RecordProcesses) {
 		host, listen := c.onHost(records)
-		inside := recorder{process.NewStreams(records, c.Log), host}
+		inside := byLevel{process.NewStreams(records, c.Log), host}
 		cu.Add(inside.Close)
 		processes, watch = inside, Watch{Host: listen, GVisor: true}
 	}
@@ -430,28 +430,28 @@ type processes interface {
 	Close()
 }
 
-// recorder records what runs inside sandboxes on kernels of their own, and of the others by host,
+// byLevel records what runs inside sandboxes on kernels of their own, and of the others by host,
 // nil where nothing can.
-type recorder struct {
+type byLevel struct {
 	*process.Streams
 	host processes
 }
 
-func (r recorder) Follow(id berm.SandboxID, first *berm.First, late bool) error {
+func (r byLevel) Follow(id berm.SandboxID, first *berm.First, late bool) error {
 	if r.host == nil || first != nil && first.Stream {
 		return r.Streams.Follow(id, first, late)
 	}
 	return r.host.Follow(id, first, late)
 }
 
-func (r recorder) Forget(id berm.SandboxID) {
+func (r byLevel) Forget(id berm.SandboxID) {
 	r.Streams.Forget(id)
 	if r.host != nil {
 		r.host.Forget(id)
 	}
 }
 
-func (r recorder) Close() {
+func (r byLevel) Close() {
 	r.Streams.Close()
 	if r.host != nil {
 		r.host.Close()

@@ -844,21 +844,21 @@ func (s *Sandbox) still(stop bool) error {
 	if s.stopped == stop {
 		return nil
 	}
+	method := "Pause"
 	if !stop {
+		method = "Resume"
 		if err := failpoint.Hit("launch.resume"); err != nil {
 			return err
 		}
-		if err := s.call("Resume", struct{}{}, nil); err != nil {
-			return err
-		}
-		s.stopped = false
-		return nil
 	}
-	if err := s.call("Pause", struct{}{}, nil); err != nil {
+	if err := s.call(method, struct{}{}, nil); err != nil {
 		return err
 	}
-	s.stopped = true
-	return failpoint.Hit("launch.paused")
+	s.stopped = stop
+	if stop {
+		return failpoint.Hit("launch.paused")
+	}
+	return nil
 }
 
 // Policy is the whole effective policy. It is decoded only when init found less than was
