@@ -524,7 +524,7 @@ func use(u *user) (unlimited map[string]string) {
 	if len(left) > 0 {
 		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 	}
-	u.berm("template", "rm", "box")
+	u.berm("template", "rm", "--local", "box")
 	if layers, err := filepath.Glob(filepath.Join(u.home, ".cache/berm/templates/layers/*")); err != nil || len(layers) > 0 {
 		t.Errorf("layers left: %v, %v", layers, err)
 	}
