@@ -23,10 +23,9 @@ type beginning struct {
 // starts says whether there is something to begin with.
 func starts(t *berm.Template) bool { return t.Start != "" || t.Ready != "" }
 
-// begun finds what a sandbox of a template goes on from: only one that is as the template is, whose
-// start command has nothing to see that others have not.
+// begun finds what a sandbox of a template goes on from: only one with the limits of the template.
 func (m *Manager) begun(r *CreateRequest, t *berm.Template) (berm.BuildID, bool) {
-	if !starts(t) || r.Limits != (berm.Limits{}) || len(r.Env) > 0 || len(r.Credentials) > 0 {
+	if !starts(t) || r.Limits != (berm.Limits{}) {
 		return "", false
 	}
 	level := r.Level
@@ -101,26 +100,34 @@ func (m *Manager) saveBegun(ctx context.Context, id berm.SandboxID, b beginning)
 	return nil
 }
 
-// beginLater has what was missed made, once, unless there is no room.
+// beginLater has what was missed made beside whatever comes.
 func (m *Manager) beginLater(t berm.Template, level berm.Level) {
+	if begin := m.beginOnce(t, level); begin != nil {
+		m.work.Go(begin)
+	}
+}
+
+// beginOnce is what makes what was missed; nil where that cannot be, is under way, has failed, or
+// there is no room.
+func (m *Manager) beginOnce(t berm.Template, level berm.Level) func() {
 	if !starts(&t) || !m.probe(level).Memory || m.SnapshotDir == "" {
-		return
+		return nil
 	}
 	b := beginning{t.BuildID, level}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	_, known := m.beginnings[b]
 	if known || m.ctx.Err() != nil || m.MaxSandboxes > 0 && m.held()+m.pooled()+1 > m.MaxSandboxes {
-		return
+		return nil
 	}
 	m.beginnings[b] = "" // being made; one that fails is not tried again
-	m.work.Go(func() {
+	return func() {
 		ctx, cancel := context.WithTimeout(m.ctx, beginTime)
 		defer cancel()
 		if err := m.begin(ctx, t, level, system); err != nil && m.ctx.Err() == nil {
 			m.Log.Warn("the start command of a template runs in each of its sandboxes", "template", t.Alias(), "build", t.BuildID, "error", err)
 		}
-	})
+	}
 }
 
 // unbegin forgets what a sandbox could not go on from.

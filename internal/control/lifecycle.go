@@ -141,13 +141,17 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		spec.From, spec.Memory = m.savedDir(o.saved), o.memory
 	}
 	var warm *member
-	if spec.From == "" || o.begun {
-		warm = m.take(ctx, &spec)
+	if r.Of == nil && (spec.From == "" || o.begun) {
+		warm = m.take(ctx, &spec, template.BuildID)
 	}
 	cu := cleanup.Make()
 	defer cu.Clean()
 	if warm != nil {
-		cu.Add(func() { m.discard(warm.handle) })
+		cu.Add(func() {
+			m.discard(warm.handle)
+			warm.forget()
+		})
+		o.begun = spec.Memory
 		step("pool")
 	}
 	if err := m.reserve(); err != nil {
@@ -200,6 +204,10 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	step("policy")
 
 	s := newSession(m)
+	ready := spec.Memory // else what the template starts has yet to begin
+	if warm != nil {
+		s, ready = warm.session, warm.ready
+	}
 	s.handle, s.agent = handle, 1
 	s.info = Sandbox{
 		ID: spec.ID, TemplateID: template.ID, Alias: template.Alias(), TemplateNames: template.Names,
@@ -220,7 +228,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		step("network")
 	}
 	cu.Add(s.forget)
-	if !spec.Memory { // else its processes go on
+	if !ready {
 		if err := s.start(ctx); err != nil {
 			return Sandbox{}, err
 		}

@@ -13,6 +13,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/failpoint"
 )
 
 // Pool has sandboxes of one template and level made before somebody asks for them.
@@ -44,14 +46,16 @@ type pool struct {
 	hits, misses atomic.Int64
 	asked        time.Time // when it was asked last, or began
 	template     berm.TemplateID
-	broken       string // why none can be made, to be told once
+	broken       string    // why none can be made, to be told once
+	plain        time.Time // until when those that are made do not begin what the template starts
 }
 
 // member is a sandbox that nobody owns yet.
 type member struct {
-	handle berm.Sandbox
-	spec   berm.Spec
-	held   berm.Policy
+	*session
+	spec  berm.Spec
+	held  berm.Policy
+	ready bool // what the template starts has begun
 }
 
 // PoolState is what a pool is at a moment.
@@ -72,8 +76,10 @@ func (m *Manager) Pools() []PoolState {
 	return states
 }
 
-// common is what of a spec cannot be given to a sandbox later.
+// common is what of a spec cannot be given to a sandbox later. Whether it goes on with what its
+// template starts or began that itself is no difference.
 func (m *Manager) common(spec berm.Spec) berm.Spec {
+	spec.From, spec.Memory = "", false
 	spec.Level = m.probe(spec.Level).Level
 	spec.ID, spec.Hostname, spec.IDs, spec.Deadline = "", "", berm.IDRange{}, time.Time{}
 	spec.Guest = berm.GuestConfig{TemplateID: spec.Guest.TemplateID, User: spec.Guest.User, Workdir: spec.Guest.Workdir}
@@ -81,14 +87,14 @@ func (m *Manager) common(spec berm.Spec) berm.Spec {
 }
 
 // take gives the sandbox of spec, whose identity becomes that of one that waited, or returns nil
-// when none fits. It is the caller's then.
-func (m *Manager) take(ctx context.Context, spec *berm.Spec) *member {
+// when none of the same build fits. It is the caller's then.
+func (m *Manager) take(ctx context.Context, spec *berm.Spec, build berm.BuildID) *member {
 	if len(m.Config.Pools) == 0 {
 		return nil
 	}
 	wanted := m.common(*spec)
 	for {
-		p, taken := m.pop(wanted)
+		p, taken := m.pop(wanted, build)
 		if taken == nil {
 			if p != nil {
 				p.misses.Add(1)
@@ -97,7 +103,7 @@ func (m *Manager) take(ctx context.Context, spec *berm.Spec) *member {
 			return nil
 		}
 		given := *spec
-		given.ID, given.Hostname = taken.spec.ID, taken.spec.Hostname
+		given.ID, given.Hostname, given.From, given.Memory = taken.spec.ID, taken.spec.Hostname, taken.spec.From, taken.spec.Memory
 		given.Guest.SandboxID = given.ID
 		if given.Guest.AccessToken != "" {
 			given.Guest.AccessToken = m.token("access", given.ID)
@@ -121,7 +127,7 @@ func (m *Manager) take(ctx context.Context, spec *berm.Spec) *member {
 }
 
 // pop takes a member that fits from its pool. It returns the pool that was asked, nil for none.
-func (m *Manager) pop(wanted berm.Spec) (*pool, *member) {
+func (m *Manager) pop(wanted berm.Spec, build berm.BuildID) (*pool, *member) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var asked *pool
@@ -131,13 +137,18 @@ func (m *Manager) pop(wanted berm.Spec) (*pool, *member) {
 		}
 		asked, p.asked = p, time.Now()
 		for i, candidate := range p.members {
-			if reflect.DeepEqual(m.common(candidate.spec), wanted) {
+			if m.fits(candidate, wanted, build) {
 				p.members = append(p.members[:i:i], p.members[i+1:]...)
 				return p, candidate
 			}
 		}
 	}
 	return asked, nil
+}
+
+// fits says whether a member is what a spec and a build of a template make, up to what can be given later.
+func (m *Manager) fits(waiting *member, wanted berm.Spec, build berm.BuildID) bool {
+	return waiting.info.Base.BuildID == build && reflect.DeepEqual(m.common(waiting.spec), wanted)
 }
 
 func (m *Manager) poolLevel(p *pool) berm.Level {
@@ -176,6 +187,7 @@ func (m *Manager) dismiss(out *member) {
 	if _, err := out.handle.Kill(ctx, berm.ReasonKilled); err != nil {
 		m.Log.Error("ending a sandbox of a pool failed", "sandbox", out.spec.ID, "error", err)
 	}
+	out.forget()
 	_ = out.handle.Close()
 }
 
@@ -289,15 +301,8 @@ func (m *Manager) fillOne(p *pool) error {
 	if err != nil {
 		return err
 	}
-	saved, begun := m.begun(&r, &t)
-	if begun {
-		defer m.use(saved)()
-		spec.From, spec.Memory = m.savedDir(saved), true
-	}
 	wanted := m.common(spec)
-	m.withdraw(func(of *pool, waiting *member) bool {
-		return of == p && !reflect.DeepEqual(m.common(waiting.spec), wanted)
-	})
+	m.withdraw(func(of *pool, waiting *member) bool { return of == p && !m.fits(waiting, wanted, t.BuildID) })
 	for wait := time.Duration(0); wait < poolPatience; wait += poolDelay {
 		m.mu.Lock()
 		busy := m.creating > 0
@@ -320,22 +325,68 @@ func (m *Manager) fillOne(p *pool) error {
 	if left := available(); left < poolReserve {
 		return berm.Errorf(berm.Exhausted, "only %d MiB of memory are available, less than %d MiB", left>>20, poolReserve>>20)
 	}
-	handle, err := m.Engine.Create(ctx, spec)
+	if begin := m.beginOnce(t, wanted.Level); begin != nil {
+		begin()
+		return nil // the pool is looked at anew, with what has changed meanwhile
+	}
+	made, err := m.makeMember(ctx, spec, t)
 	if err != nil {
-		if begun && ctx.Err() == nil {
-			m.unbegin(saved) // the next look does without
+		return err
+	}
+	cu := cleanup.Make(func() { m.dismiss(made) })
+	defer cu.Clean()
+	if !made.ready && starts(&t) && time.Now().After(p.plain) {
+		if err := made.start(ctx); err != nil {
+			if m.ctx.Err() == nil {
+				// Perhaps for want of a network, which only its owner brings.
+				m.Log.Warn("the start command of a template cannot be ready in a pool and runs when a sandbox is taken", "template", p.Template, "error", err)
+			}
+			p.plain = time.Now().Add(memberLife)
+			return nil // the pool is looked at anew
 		}
-		return err
+		made.ready = true
 	}
-	made := &member{handle: handle, spec: spec}
-	if made.held, err = handle.Policy(ctx); err != nil {
-		m.dismiss(made)
-		return err
-	}
+	cu.Release()
 	m.mu.Lock()
 	p.members = append(p.members, made)
 	m.mu.Unlock()
 	return nil
+}
+
+// makeMember makes a sandbox that nobody owns yet. It goes on with what its template starts where that
+// is saved.
+func (m *Manager) makeMember(ctx context.Context, spec berm.Spec, t berm.Template) (_ *member, err error) {
+	saved, begun := m.begun(&CreateRequest{Level: spec.Level}, &t)
+	if begun {
+		defer m.use(saved)()
+		spec.From, spec.Memory = m.savedDir(saved), true
+		defer func() {
+			if err != nil && ctx.Err() == nil {
+				m.unbegin(saved) // the next look does without
+			}
+		}()
+	}
+	handle, err := m.Engine.Create(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	made := &member{session: newSession(m), spec: spec, ready: begun}
+	made.handle, made.info = handle, Sandbox{ID: spec.ID, Base: &t}
+	cu := cleanup.Make(func() { m.dismiss(made) })
+	defer cu.Clean()
+	if made.held, err = handle.Policy(ctx); err != nil {
+		return nil, err
+	}
+	if err := failpoint.Hit("control.pooled"); err != nil {
+		return nil, err
+	}
+	if begun {
+		if err = made.begins(ctx, "", t.Ready); err != nil {
+			return nil, err
+		}
+	}
+	cu.Release()
+	return made, nil
 }
 
 // available is how much of the host's memory programs can get, in bytes; plenty where that is

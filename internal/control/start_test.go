@@ -2,8 +2,10 @@ package control
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -34,7 +36,8 @@ func (s templates) Resolve(ctx context.Context, ref string) (berm.Template, erro
 // shellAgent is a guest agent that notes what it is to run, and lets run decide how that ends; -1 never does.
 type shellAgent struct {
 	processconnect.UnimplementedProcessHandler
-	run func(tag string, times int) (code int32)
+	run  func(tag string, times int) (code int32)
+	open bool // it asks for no token
 
 	mu  sync.Mutex
 	ran []string
@@ -63,7 +66,10 @@ func (a *shellAgent) took() []string {
 func (a *shellAgent) Start(ctx context.Context, r *connect.Request[pb.StartRequest], out *connect.ServerStream[pb.StartResponse]) error {
 	args := r.Msg.GetProcess().GetArgs()
 	what := r.Msg.GetTag() + ":" + args[len(args)-1]
-	if r.Header().Get("X-Access-Token") == "" {
+	for name := range r.Msg.GetProcess().GetEnvs() {
+		what = "with another " + name + ": " + what
+	}
+	if r.Header().Get("X-Access-Token") == "" && !a.open {
 		return connect.NewError(connect.CodeUnauthenticated, errors.New("no token"))
 	}
 	if _, ok := ctx.Deadline(); ok != (r.Msg.GetTag() == "ready") {
@@ -84,13 +90,31 @@ func (a *shellAgent) Start(ctx context.Context, r *connect.Request[pb.StartReque
 
 func startWorld(t *testing.T, start, ready string, run func(string, int) int32, configure ...func(*Config)) (*world, *shellAgent) {
 	agent := &shellAgent{run: run}
-	path, handler := processconnect.NewProcessHandler(agent)
+	return agent.world(t, start, ready, configure...), agent
+}
+
+// world has its sandboxes have this agent.
+func (a *shellAgent) world(t *testing.T, start, ready string, configure ...func(*Config)) *world {
+	path, handler := processconnect.NewProcessHandler(a)
 	mux := http.NewServeMux()
 	mux.Handle(path, handler)
-	mux.HandleFunc("POST /init", func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNoContent) })
-	w := newWorld(t, append(configure, func(c *Config) { c.Templates = templates{start: start, ready: ready} })...)
-	w.engine.Ports = map[uint16]http.Handler{berm.AgentPort: mux}
-	return w, agent
+	mux.HandleFunc("POST /init", func(w http.ResponseWriter, r *http.Request) {
+		var told berm.GuestConfig
+		if err := json.NewDecoder(r.Body).Decode(&told); err != nil {
+			http.Error(w, err.Error(), http.StatusBadRequest)
+			return
+		}
+		if len(told.Env) > 0 {
+			a.note("init:" + told.Env["A"])
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+	first := func(c *Config) {
+		c.Engine.(*enginetest.Engine).Ports = map[uint16]http.Handler{berm.AgentPort: mux}
+		c.Templates = templates{start: start, ready: ready}
+	}
+	last := func(c *Config) { a.open = len(c.Pools) > 0 }
+	return newWorld(t, slices.Concat([]func(*Config){first}, configure, []func(*Config){last})...)
 }
 
 // What a template starts begins in each sandbox, before anybody gets it and after its processes are
@@ -315,23 +339,18 @@ func TestStartCommandBeginsOnce(t *testing.T) {
 		t.Errorf("first: %q", ran)
 	}
 	for range 3 {
-		if s := w.create(t); !s.Begun || s.From != "" {
+		if s := w.create(t, func(r *CreateRequest) { r.Env = map[string]string{"A": "1"} }); !s.Begun || s.From != "" {
 			t.Errorf("another: begun %t, from %q", s.Begun, s.From)
 		}
 	}
 	if ran := agent.took(); len(ran) != 0 {
 		t.Errorf("others: %q", ran)
 	}
-	for what, with := range map[string]func(*CreateRequest){
-		"variables": func(r *CreateRequest) { r.Env = map[string]string{"A": "1"} },
-		"limits":    func(r *CreateRequest) { r.Limits.Memory = 64 << 20 },
-	} {
-		if s := w.create(t, with); s.Begun {
-			t.Errorf("one with %s of its own went on", what)
-		}
-		if ran := agent.took(); !slices.Equal(ran, runs) {
-			t.Errorf("%s: %q", what, ran)
-		}
+	if s := w.create(t, func(r *CreateRequest) { r.Limits.Memory = 64 << 20 }); s.Begun {
+		t.Error("one with limits of its own went on")
+	}
+	if ran := agent.took(); !slices.Equal(ran, runs) {
+		t.Errorf("with limits: %q", ran)
 	}
 
 	// What cannot be gone on from is run, and saved anew.
@@ -351,7 +370,7 @@ func TestStartCommandBeginsOnce(t *testing.T) {
 		now := kept(t, w.SnapshotDir)
 		return len(now) == 1 && len(before) == 1 && now[0] != before[0]
 	})
-	begun(t, w, 7)
+	begun(t, w, 6)
 	// A template that is there no more takes it along.
 	w.Templates = noTemplates{}
 	w.pruneBegun(ctx)
@@ -368,23 +387,154 @@ func (noTemplates) List(context.Context) ([]berm.Template, error) { return nil, 
 // Those of a pool begin there too.
 func TestPoolBegins(t *testing.T) {
 	_, saved := saves(t)
-	w, agent := startWorld(t, "serve", "", func(string, int) int32 { return -1 }, saved, func(c *Config) {
+	w, agent := startWorld(t, "serve", "ask", func(tag string, _ int) int32 { return map[string]int32{"start": -1}[tag] }, pooling(1), saved, func(c *Config) {
 		c.Engine.(*enginetest.Engine).Memory = true
-		c.Pools = []Pool{{Template: "base", Size: 1}}
 	})
-	w.create(t)
-	eventually(t, "a pool of those that have begun", func() bool {
-		w.tendPools()
-		w.mu.Lock()
-		defer w.mu.Unlock()
-		members := w.pools[0].members
-		return len(members) == 1 && members[0].spec.Memory
-	})
-	agent.took()
-	if s := w.create(t); !s.Begun || !s.Warm {
+	w.waiting(t, 1)
+	if ran := agent.took(); !slices.Equal(ran, []string{"start:serve", "ready:ask", "ready:ask"}) {
+		t.Errorf("%q", ran)
+	}
+	s := w.create(t, func(r *CreateRequest) { r.Env = map[string]string{"A": "1"} })
+	if !s.Begun || !s.Warm {
 		t.Errorf("begun %t, warm %t", s.Begun, s.Warm)
 	}
-	if ran := agent.took(); len(ran) != 0 {
+	w.waiting(t, 1)
+	if ran := agent.took(); !slices.Equal(ran, []string{"init:1", "ready:ask"}) {
 		t.Errorf("%q", ran)
+	}
+	w.asks(t, 1, 0)
+}
+
+// What a template starts is ready in a sandbox before it counts as waiting, and is followed from its
+// first process on; whoever gets the sandbox brings the rest before anything of theirs runs.
+func TestPoolStarts(t *testing.T) {
+	ready := make(chan bool)
+	agent := &shellAgent{run: func(tag string, times int) int32 {
+		switch {
+		case tag == "start":
+			return -1
+		case times == 0:
+			<-ready
+			return 7
+		}
+		return 0
+	}}
+	following := following{begin: func() { agent.note("followed") }}
+	w := agent.world(t, "serve", "ask", pooling(1), func(c *Config) { c.Processes = &following })
+	eventually(t, "the ready command", func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		return slices.Contains(agent.ran, "ready:ask")
+	})
+	if n := w.Pools()[0].Waiting; n != 0 {
+		t.Errorf("%d count that are not ready", n)
+	}
+	close(ready)
+	w.waiting(t, 1)
+	if ran := agent.took(); !slices.Equal(ran, []string{"followed", "start:serve", "ready:ask", "ready:ask"}) {
+		t.Errorf("%q", ran)
+	}
+	s := w.create(t, func(r *CreateRequest) { r.Env = map[string]string{"A": "1"} })
+	if !s.Warm || s.Begun {
+		t.Errorf("%+v", s)
+	}
+	if got := w.audit.types(s.ID); got != "sandbox.create:ok policy.set:ok sandbox.start:ok" {
+		t.Error(got)
+	}
+	w.waiting(t, 1)
+	ran := agent.took()
+	if len(ran) == 0 || ran[0] != "init:1" || slices.Contains(ran[1:], "init:1") {
+		t.Errorf("%q", ran)
+	}
+	w.asks(t, 1, 0)
+	w.Close()
+	if left, _ := w.engine.List(t.Context()); len(left) != 1 || left[0] != s.ID {
+		t.Errorf("%v in the engine", left)
+	}
+}
+
+// Where it cannot be ready in the pool, it begins when somebody takes the sandbox.
+func TestPoolStartsLater(t *testing.T) {
+	var failing sync.Map
+	failing.Store("start", int32(3))
+	w, agent := startWorld(t, "serve", "", func(tag string, _ int) int32 {
+		if code, ok := failing.Load(tag); ok {
+			return code.(int32)
+		}
+		return -1
+	}, pooling(1), func(c *Config) { c.Templates = templates{start: "serve", ready: "ask"} })
+	failing.Store("ready", int32(7))
+	w.waiting(t, 1)
+	if left, _ := w.engine.List(t.Context()); len(left) != 1 {
+		t.Errorf("%v in the engine", left)
+	}
+	failing.Delete("start")
+	failing.Store("ready", int32(0))
+	agent.took()
+	if s := w.create(t); !s.Warm {
+		t.Errorf("%+v", s)
+	}
+	if ran := agent.took(); !slices.Contains(ran, "start:serve") || !slices.Contains(ran, "ready:ask") {
+		t.Errorf("%q", ran)
+	}
+}
+
+// A server that ends does not wait for one that is not ready, and leaves nothing of it.
+func TestPoolEndsWhileStarting(t *testing.T) {
+	w, agent := startWorld(t, "serve", "ask", func(string, int) int32 { return -1 }, pooling(1))
+	eventually(t, "the ready command", func() bool {
+		agent.mu.Lock()
+		defer agent.mu.Unlock()
+		return slices.Contains(agent.ran, "ready:ask")
+	})
+	w.Close()
+	if left, _ := w.engine.List(t.Context()); len(left) != 0 {
+		t.Errorf("%v in the engine", left)
+	}
+}
+
+// rebuilt is a store of templates whose one template is built again.
+type rebuilt struct {
+	templates
+	mu    sync.Mutex
+	build berm.BuildID
+}
+
+func (r *rebuilt) Resolve(ctx context.Context, ref string) (berm.Template, error) {
+	t, err := r.templates.Resolve(ctx, ref)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	t.BuildID = r.build
+	return t, err
+}
+
+// What an earlier build of a template has begun is nobody's.
+func TestPoolOfAnotherStart(t *testing.T) {
+	store := &rebuilt{templates: templates{start: "serve"}, build: "one"}
+	w, agent := startWorld(t, "", "", func(string, int) int32 { return -1 }, pooling(1), func(c *Config) { c.Templates = store })
+	w.waiting(t, 1)
+	agent.took()
+	store.mu.Lock()
+	store.build = "two"
+	store.mu.Unlock()
+	if s := w.create(t); s.Warm || !slices.Contains(agent.took(), "start:serve") {
+		t.Errorf("%+v", s)
+	}
+}
+
+// A start command sees the variables of its template, never those of a sandbox.
+func TestStartCommandVariables(t *testing.T) {
+	w, agent := startWorld(t, "serve", "", func(string, int) int32 { return -1 })
+	w.create(t, func(r *CreateRequest) { r.Env = map[string]string{"LANG": "de", "B": "2", "A": "1"} })
+	if ran := agent.took(); !slices.Equal(ran, []string{"with another LANG: start:B"}) {
+		t.Errorf("%q", ran)
+	}
+	s := newSession(w.Manager)
+	s.info = Sandbox{Base: &enginetest.Base, Env: map[string]string{"LANG": "de", "A": "1"}}
+	s.online = newOnline()
+	s.online.toldAgent.Placeholders = map[string]string{"KEY": "stands for it"}
+	env, args := s.templateEnv()
+	if !maps.Equal(env, map[string]string{"LANG": "C.UTF-8"}) || !slices.Equal(args, []string{"/usr/bin/env", "-u", "A", "-u", "KEY"}) {
+		t.Errorf("%v, %q", env, args)
 	}
 }
