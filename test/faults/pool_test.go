@@ -2,15 +2,18 @@ package faults
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/test/harness"
 )
 
@@ -18,7 +21,7 @@ import (
 func waiting(t *testing.T, s *harness.Server, n int) {
 	t.Helper()
 	last := ""
-	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(2 * time.Minute); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		request, err := http.NewRequest(http.MethodGet, s.URL+"/metrics", nil)
 		if err != nil {
 			t.Fatal(err)
@@ -131,5 +134,153 @@ func TestPool(t *testing.T) {
 	}
 	if err := deny.Kill(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+// starting is a copy of the templates with one more, named "starts", whose server draws a number when
+// it begins and tells it with a variable of its own.
+func starting(t *testing.T) string {
+	t.Helper()
+	const of = "/var/cache/berm/templates"
+	dir := filepath.Join(t.TempDir(), "templates")
+	copied := exec.Command("/bin/sh", "-ec", `mkdir -m 700 "$1" && cd "$2" && cp -a *.json "$1"
+		cp -al layers "$1" 2>/dev/null || cp -a layers "$1"`, "copy", dir, of)
+	if out, err := copied.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	files, err := filepath.Glob(filepath.Join(dir, "*.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var template map[string]any
+		if err := json.Unmarshal(text, &template); err != nil {
+			t.Fatal(err)
+		}
+		if names, _ := template["names"].([]any); len(names) == 0 || names[0] != "base" {
+			continue
+		}
+		build := berm.NewUUID()
+		template["id"], template["buildID"], template["names"] = berm.NewTemplateID(), build, []string{"starts"}
+		template["start"] = `exec python3 -c '
+import http.server, os, secrets
+drawn = secrets.token_hex(8)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write((drawn + " " + os.environ.get("MINE", "none")).encode())
+http.server.ThreadingHTTPServer(("127.0.0.1", 8000), Handler).serve_forever()
+'`
+		template["ready"] = "curl -sf http://127.0.0.1:8000/"
+		if text, err = json.Marshal(template); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, build+".json"), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	t.Fatal("there is no template base")
+	return ""
+}
+
+// What a template starts is ready while its sandboxes wait, in each of them anew or from one memory;
+// whoever takes one gets it as theirs alone, and nothing is left of those of a server that died.
+func TestPoolStarts(t *testing.T) {
+	harness.Slow(t)
+	templates := starting(t)
+	for _, level := range []string{"namespace", "gvisor"} {
+		t.Run(level, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+			defer cancel()
+			s := harness.Serve(t, "--templates", templates, "--level", level, "--pool", "starts=2")
+			waiting(t, s, 2)
+			seen := map[string]bool{}
+			for i := range 2 {
+				made := held(t, s)
+				sandbox, err := s.Create(ctx, time.Minute, map[string]any{
+					"templateID": "starts", "envVars": map[string]string{"MINE": "mine"}, "allow_internet_access": i == 0,
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !strings.Contains(strings.Join(made, " "), sandbox.ID) {
+					t.Errorf("%s was not made in advance", sandbox.ID)
+				}
+				out := run(t, ctx, sandbox, "user", `curl -s http://127.0.0.1:8000/ && echo " $MINE"
+					cat /etc/hostname /etc/machine-id /proc/sys/kernel/random/boot_id; head -c 16 /dev/urandom | od -An -tx1; echo "$E2B_SANDBOX_ID"`)
+				lines := strings.Split(strings.TrimSpace(out.Stdout), "\n")
+				if len(lines) != 6 || lines[1] != sandbox.ID || lines[5] != sandbox.ID {
+					t.Fatalf("%q", out.Stdout)
+				}
+				drawn, ok := strings.CutSuffix(lines[0], " none mine")
+				if !ok {
+					t.Errorf("what was started, and what is run, see as MINE: %q", lines[0])
+				}
+				if level == "gvisor" {
+					drawn = fmt.Sprint(drawn, i) // of one memory
+				}
+				for _, word := range append(lines[1:5], drawn) {
+					if seen[word] {
+						t.Errorf("another one has %q", word)
+					}
+					seen[word] = true
+				}
+				if err := sandbox.Kill(ctx); err != nil {
+					t.Fatal(err)
+				}
+				waiting(t, s, 2)
+			}
+			before := held(t, s)
+			s.Crash()
+			if err := s.Restart(ctx); err != nil {
+				t.Fatal(err)
+			}
+			waiting(t, s, 2)
+			after := strings.Join(held(t, s), " ")
+			for _, id := range before {
+				if strings.Contains(after, id) {
+					t.Errorf("%s is kept", id)
+				}
+			}
+			if made, err := os.ReadDir(filepath.Join(s.Data, "snapshots")); level == "gvisor" && (err != nil || len(made) != 1) {
+				t.Errorf("%v, %v", made, err)
+			}
+		})
+	}
+}
+
+// A server that is killed while it fills a pool leaves nothing of what nobody was told of.
+func TestPoolCrash(t *testing.T) {
+	harness.Slow(t)
+	templates := starting(t)
+	failing(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	s := harness.Serve(t, "--templates", templates, "--level", "namespace", "--pool", "starts=1")
+	waiting(t, s, 1)
+	s.Crash()
+	t.Setenv("BERM_FAILPOINTS", "control.pooled=crash")
+	_ = s.Restart(ctx) // it may have died before it answered
+	for s.Alive() && ctx.Err() == nil {
+		time.Sleep(5 * time.Millisecond)
+	}
+	s.Crash()
+	before := held(t, s)
+	if len(before) != 1 {
+		t.Errorf("%v while it died", before)
+	}
+	t.Setenv("BERM_FAILPOINTS", "")
+	if err := s.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	waiting(t, s, 1)
+	if now := held(t, s); len(now) != 1 || now[0] == before[0] {
+		t.Errorf("%v, before %v", now, before)
 	}
 }
