@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -155,10 +154,7 @@ func (d *dockerfileBuild) templateName(cmd *cobra.Command, dir string) (string, 
 	if err := template.CheckName(name); err != nil {
 		return "", cli.UsageError{Err: err}
 	}
-	if alias, _, _ := strings.Cut(name, ":"); slices.Contains(template.Recipes(), alias) {
-		return "", berm.Errorf(berm.Conflict, "%s is what `berm template build %s` makes", alias, alias).WithHint("--name gives the template another name")
-	}
-	return name, nil
+	return name, template.NotRecipe(name)
 }
 
 // build uploads what is copied, gives the order and shows what becomes of it.

@@ -63,13 +63,12 @@ type SnapshotRequest struct {
 
 const defaultTag = "default"
 
-// snapshotName is [TEAM/]NAME[:TAG]; this server has one team.
-var snapshotName = regexp.MustCompile(`^([A-Za-z0-9_-]{1,64}/)?[a-z0-9][a-z0-9_-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$`)
+// snapshotName is NAME[:TAG].
+var snapshotName = regexp.MustCompile(`^[a-z0-9][a-z0-9_-]{0,127}(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?$`)
 
-// splitRef takes a reference apart: "[TEAM/]NAME[:TAG]". tagged says that it has a tag.
+// splitRef takes a reference apart: "NAME[:TAG]". tagged says that it has a tag.
 func splitRef(ref string) (name, tag string, tagged bool) {
-	name = ref[strings.LastIndex(ref, "/")+1:]
-	name, tag, tagged = strings.Cut(name, ":")
+	name, tag, tagged = strings.Cut(ref, ":")
 	if !tagged || tag == "latest" {
 		tag = defaultTag
 	}

@@ -48,6 +48,15 @@ var recipes = map[string]func() made{
 // Recipes are the names of the templates that Build knows.
 func Recipes() []string { return slices.Sorted(maps.Keys(recipes)) }
 
+// NotRecipe refuses a name of the recipes, with a tag or without: who builds or imports something else
+// under it would change what everybody gets who asks for it, base above all. Kind: Conflict.
+func NotRecipe(name string) error {
+	if alias, _, _ := strings.Cut(name, ":"); recipes[alias] != nil {
+		return berm.Errorf(berm.Conflict, "'%s' is what `berm template build %s` makes: give the template another name", alias, alias)
+	}
+	return nil
+}
+
 // Progress is told what a long call is at. It may be nil. Calls come one at a time.
 type Progress func(Step)
 

@@ -368,13 +368,17 @@ func TestSnapshots(t *testing.T) {
 	}
 	take(`{"name":"one:v2"}`)
 	var ofOne [3]sandbox
-	for i, ref := range []string{"one", "one:v2", "team/one:default"} {
+	for i, ref := range []string{"one", "one:v2", "default/one:default"} {
 		ofOne[i] = w.create(`{"templateID":"` + ref + `"}`)
 	}
 	if ofOne[0].TemplateID != ofOne[1].TemplateID || ofOne[0].TemplateID != ofOne[2].TemplateID || ofOne[0].TemplateID == s.TemplateID {
 		t.Errorf("%+v", ofOne)
 	}
 	w.want(404, "POST", "/sandboxes", `{"templateID":"one:v3"}`)
+	// Another team has no names here, and gets none that would be different ones.
+	w.want(404, "POST", "/sandboxes", `{"templateID":"team/one"}`)
+	w.want(400, "POST", at+"/snapshots", `{"name":"team/one"}`)
+	w.want(409, "POST", "/v3/templates", `{"name":"one:v2"}`)
 	list := func(query string) (ids []string) {
 		t.Helper()
 		for token := ""; ; {
@@ -392,7 +396,7 @@ func TestSnapshots(t *testing.T) {
 	all := "[one:v2 one:default " + plain.SnapshotID + "]"
 	for query, want := range map[string]string{
 		"": all, "sandboxID=" + string(s.SandboxID): all, "sandboxID=i0none": "[]",
-		"name=one": "[one:v2 one:default]", "name=one:v2": "[one:v2]", "name=on": "[]",
+		"name=one": "[one:v2 one:default]", "name=one:v2": "[one:v2]", "name=default/one:v2": "[one:v2]", "name=team/one": "[]", "name=on": "[]",
 	} {
 		if got := fmt.Sprint(list(query)); got != want {
 			t.Errorf("%q: %s, want %s", query, got, want)
@@ -409,7 +413,8 @@ func TestSnapshots(t *testing.T) {
 	w.want(201, "POST", child+"/connect", `{"timeout":60}`)
 	w.want(204, "DELETE", "/templates/"+plain.SnapshotID, "")
 	w.want(404, "DELETE", "/templates/"+plain.SnapshotID, "")
-	w.want(204, "DELETE", "/templates/team%2Fone%3Av2", "")
+	w.want(404, "DELETE", "/templates/team%2Fone%3Av2", "")
+	w.want(204, "DELETE", "/templates/default%2Fone%3Av2", "")
 	w.want(501, "DELETE", "/templates/base", "")
 	if got := fmt.Sprint(list("")); got != "[one:default]" {
 		t.Error(got)

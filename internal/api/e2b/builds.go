@@ -48,8 +48,16 @@ func (a *API) newBuild(w http.ResponseWriter, r *http.Request) error {
 	if in.Name == "" {
 		return invalid("name is required")
 	}
+	name, err := newName(in.Name)
+	if err != nil {
+		return err
+	}
+	// Who asks for a name gets the snapshot.
+	if alias, _, _ := strings.Cut(strings.ToLower(name), ":"); len(a.Sessions.Snapshots("", alias)) > 0 {
+		return berm.Errorf(berm.AlreadyExists, "'%s' is the name of a snapshot: give the template another name", alias)
+	}
 	b, err := a.Builder.New(builder.Request{
-		Name: in.Name, Tags: in.Tags, CPU: float64(in.CPUCount), Memory: in.MemoryMB << 20, Disk: in.MinFreeDiskMb << 20,
+		Name: name, Tags: in.Tags, CPU: float64(in.CPUCount), Memory: in.MemoryMB << 20, Disk: in.MinFreeDiskMb << 20,
 	})
 	if err != nil {
 		return err
@@ -144,11 +152,11 @@ func (a *API) startBuild(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	o := builder.Order{
-		From:  builder.From{Image: in.FromImage, Template: in.FromTemplate, Stage: in.Berm.FromStage},
+		From:  builder.From{Image: in.FromImage, Template: withoutTeam(in.FromTemplate), Stage: in.Berm.FromStage},
 		Steps: in.Steps, Start: in.StartCmd, Ready: in.ReadyCmd, Force: in.Force,
 	}
 	for _, s := range in.Berm.Stages {
-		o.Stages = append(o.Stages, builder.Stage{Name: s.Name, From: builder.From{Image: s.FromImage, Template: s.FromTemplate, Stage: s.FromStage}, Steps: s.Steps})
+		o.Stages = append(o.Stages, builder.Stage{Name: s.Name, From: builder.From{Image: s.FromImage, Template: withoutTeam(s.FromTemplate), Stage: s.FromStage}, Steps: s.Steps})
 	}
 	if c := in.FromImageRegistry; c != nil {
 		var err error
@@ -251,10 +259,9 @@ func (a *API) addTags(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	a.Sessions.PruneBegun(r.Context()) // of a build that had the tag
 	return answer(w, http.StatusCreated, map[string]any{"buildID": t.BuildID, "tags": in.Tags})
 }
-
-func withoutTeam(ref string) string { return ref[strings.LastIndex(ref, "/")+1:] }
 
 func (a *API) removeTags(w http.ResponseWriter, r *http.Request) error {
 	var in struct {
@@ -270,6 +277,7 @@ func (a *API) removeTags(w http.ResponseWriter, r *http.Request) error {
 	if err := a.Builder.Store.RemoveTags(r.Context(), withoutTeam(in.Name), in.Tags); err != nil {
 		return err
 	}
+	a.Sessions.PruneBegun(r.Context())
 	w.WriteHeader(http.StatusNoContent)
 	return nil
 }
@@ -293,7 +301,7 @@ func (a *API) publish(w http.ResponseWriter, r *http.Request) error {
 	if in.Public == nil {
 		return invalid("public is required")
 	}
-	t, err := a.Builder.Store.SetPublic(r.Context(), r.PathValue("templateID"), *in.Public)
+	t, err := a.Builder.Store.SetPublic(r.Context(), withoutTeam(r.PathValue("templateID")), *in.Public)
 	if err != nil {
 		return err
 	}

@@ -27,20 +27,28 @@ func TestBuildOfNothing(t *testing.T) {
 		`{"name":"a","memoryMB":513}`:  "divisible by 2",
 		`{"name":"a","tags":["x y"]}`:  "template name",
 		`{"name":"a:b:c"}`:             "template name",
-		`{"name":"../../etc/passwd:"}`: "template name",
+		`{"name":"../../etc/passwd:"}`: "namespace '..'",
+		`{"name":"acme/app"}`:          "namespace 'acme' must match your team 'default': name it 'app'",
+		`{"name":"default/a/b"}`:       "namespace 'a'",
+		`{"name":"/app"}`:              "namespace ''",
 	} {
 		if got := w.want(400, "POST", "/v3/templates", body); !strings.Contains(string(got.body), part) {
 			t.Errorf("%s: %s", body, got.body)
 		}
 	}
 	var b, other newBuild
-	w.want(202, "POST", "/v3/templates", `{"name":"team/App:v1","tags":["x","v1"]}`).into(t, &b)
+	w.want(202, "POST", "/v3/templates", `{"name":"default/App:v1","tags":["x","v1"]}`).into(t, &b)
 	if strings.Join(b.Tags, " ") != "v1 x" || strings.Join(b.Names, " ") != "app" {
 		t.Errorf("%+v", b)
 	}
 	w.want(202, "POST", "/v3/templates", `{"alias":"app"}`).into(t, &other)
 	if other.TemplateID != b.TemplateID || other.BuildID == b.BuildID || strings.Join(other.Tags, " ") != "default" {
 		t.Errorf("%+v, %+v", b, other)
+	}
+	for _, name := range []string{"base", "Base:v2", "default/base", "desktop", "code-interpreter-v1"} {
+		if got := w.want(409, "POST", "/v3/templates", `{"name":"`+name+`"}`); !strings.Contains(string(got.body), "berm template build") {
+			t.Errorf("%s: %s", name, got.body)
+		}
 	}
 	at := "/templates/" + b.TemplateID + "/builds/" + b.BuildID
 	order := "/v2" + at

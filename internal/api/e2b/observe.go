@@ -198,12 +198,15 @@ func (a *API) openAPI(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// teamID is the one team of a server.
-const teamID = "00000000-0000-4000-8000-000000000000"
+// The one team of a server.
+const (
+	teamID = "00000000-0000-4000-8000-000000000000"
+	team   = "default"
+)
 
 // teams is what the E2B CLI asks for at login. The key in it is the caller's own.
 func (a *API) teams(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, http.StatusOK, []map[string]any{
-		{"teamID": teamID, "name": "default", "apiKey": credential(r), "isDefault": true},
+		{"teamID": teamID, "name": team, "apiKey": credential(r), "isDefault": true},
 	})
 }

@@ -168,7 +168,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 		return invalid("templateID is required")
 	}
 	request := control.CreateRequest{
-		Template: in.TemplateID, Secure: secured || in.Secure != nil && *in.Secure, OnDeadline: berm.KillAtDeadline,
+		Template: withoutTeam(in.TemplateID), Secure: secured || in.Secure != nil && *in.Secure, OnDeadline: berm.KillAtDeadline,
 		AutoResume: in.AutoResume != nil && in.AutoResume.Enabled, Internet: in.Internet,
 		Env: in.EnvVars, Metadata: in.Metadata, Actor: actor(r),
 	}

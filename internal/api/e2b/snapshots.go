@@ -78,7 +78,11 @@ func (a *API) takeSnapshot(w http.ResponseWriter, r *http.Request, id berm.Sandb
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
-	s, err := a.Sessions.Snapshot(r.Context(), id, control.SnapshotRequest{Name: in.Name, Memory: in.Berm.Memory, Actor: actor(r)})
+	name, err := newName(in.Name)
+	if err != nil {
+		return err
+	}
+	s, err := a.Sessions.Snapshot(r.Context(), id, control.SnapshotRequest{Name: name, Memory: in.Berm.Memory, Actor: actor(r)})
 	if err != nil {
 		return err
 	}
@@ -100,7 +104,7 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all := a.Sessions.Snapshots(id, query.Get("name"))
+	all := a.Sessions.Snapshots(id, withoutTeam(query.Get("name")))
 	if token := query.Get("nextToken"); token != "" {
 		place, err := base64.RawURLEncoding.DecodeString(token)
 		at, build, ok := strings.Cut(string(place), " ")
@@ -127,7 +131,7 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 
 // deleteTemplate deletes a snapshot, or a template with all its builds.
 func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
-	ref := r.PathValue("templateID")
+	ref := withoutTeam(r.PathValue("templateID"))
 	err := a.Sessions.DeleteSnapshot(r.Context(), ref, actor(r))
 	if berm.KindOf(err) == berm.NotFound && err != nil && a.Builder != nil {
 		err = a.Builder.RemoveTemplate(r.Context(), ref, actor(r))
@@ -195,7 +199,7 @@ func (a *API) rollback(w http.ResponseWriter, r *http.Request, id berm.SandboxID
 	if in.Snapshot == "" {
 		return invalid("snapshot is required")
 	}
-	s, err := a.Sessions.Rollback(r.Context(), id, in.Snapshot, actor(r))
+	s, err := a.Sessions.Rollback(r.Context(), id, withoutTeam(in.Snapshot), actor(r))
 	if err != nil {
 		return err
 	}
