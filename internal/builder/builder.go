@@ -94,10 +94,16 @@ func New(c Config) (*Builder, error) {
 	if err != nil {
 		return nil, err
 	}
+	made, err := c.Store.List(b.ctx)
+	if err != nil {
+		return nil, err
+	}
 	for _, s := range stored {
 		if s.State == template.Building || s.State == template.Waiting {
-			s.State, s.FinishedAt = template.Failed, time.Now().UTC()
-			s.Failure = &template.Failure{Message: "the server was stopped during the build"}
+			s.State, s.FinishedAt = template.Ready, time.Now().UTC()
+			if !slices.ContainsFunc(made, func(t berm.Template) bool { return t.BuildID == s.ID }) {
+				s.State, s.Failure = template.Failed, &template.Failure{Message: "the server was stopped during the build"}
+			}
 			if err := c.Store.SaveBuild(s); err != nil {
 				return nil, err
 			}
@@ -116,7 +122,7 @@ func (b *Builder) Close() {
 
 // Request is what is asked for before a build.
 type Request struct {
-	Name string // NAME or NAME:TAG, with a team before it or without
+	Name string // NAME or NAME:TAG
 	Tags []string
 	// CPU in processors, Memory and Disk in bytes; 0 takes what templates have.
 	CPU          float64
@@ -130,15 +136,17 @@ const (
 )
 
 // New begins a build of a template, which waits for its order. A name that there is keeps the
-// template's id. Kinds: Invalid.
+// template's id. Kinds: Invalid, Conflict (a recipe has the name).
 func (b *Builder) New(r Request) (template.Build, error) {
-	name := strings.ToLower(r.Name[strings.LastIndex(r.Name, "/")+1:])
-	name, _, tagged := strings.Cut(name, ":")
+	// A tag keeps its case, which the name does not have.
+	name, tag, tagged := strings.Cut(r.Name, ":")
+	name = strings.ToLower(name)
 	tags := slices.Clone(r.Tags)
 	if tagged {
-		// A tag keeps its case, which the name does not have.
-		_, tag, _ := strings.Cut(r.Name, ":")
 		tags = append([]string{tag}, tags...)
+	}
+	if err := template.NotRecipe(name); err != nil {
+		return template.Build{}, err
 	}
 	if len(tags) == 0 {
 		tags = []string{template.DefaultTag}
@@ -298,7 +306,6 @@ func (b *Builder) Builds(templateID berm.TemplateID) []template.Build {
 // RemoveTemplate removes a template with all its builds. Kinds: NotFound, Conflict (sandboxes use
 // it).
 func (b *Builder) RemoveTemplate(ctx context.Context, ref string, actor audit.Actor) error {
-	ref = ref[strings.LastIndex(ref, "/")+1:]
 	id := berm.TemplateID(ref) // of one that was never ready
 	t, err := b.Store.Resolve(ctx, ref)
 	switch {
@@ -307,6 +314,7 @@ func (b *Builder) RemoveTemplate(ctx context.Context, ref string, actor audit.Ac
 		if err := b.Store.Remove(ctx, ref); err != nil {
 			return err
 		}
+		b.Sessions.PruneBegun(ctx)
 	case berm.KindOf(err) != berm.NotFound || len(b.Builds(id)) == 0:
 		return err
 	}
@@ -315,6 +323,9 @@ func (b *Builder) RemoveTemplate(ctx context.Context, ref string, actor audit.Ac
 	}
 	if err := b.forget(id); err != nil {
 		return err
+	}
+	if err := b.Store.Collect(ctx); err != nil { // what only the steps of its builds had
+		b.Log.Error("layers that nobody needs are left", "error", err)
 	}
 	return b.Audit.Emit(audit.Record{
 		Type: audit.TemplateRemove, Src: "builder", Trust: audit.TrustHost, Outcome: audit.OK, Actor: actor, Data: map[string]any{"template": id, "name": ref},

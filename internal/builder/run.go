@@ -84,6 +84,7 @@ func (b *Builder) run(ctx context.Context, s *build, o Order, actor audit.Actor)
 	}
 	b.forgetOld(s.TemplateID)
 	b.sweep()
+	b.Sessions.PruneBegun(context.WithoutCancel(ctx)) // of a build that failed, or that this one replaced
 	if err := b.Store.Collect(context.WithoutCancel(ctx)); err != nil {
 		b.Log.Error("layers that nobody needs are left", "error", err)
 	}
@@ -161,7 +162,9 @@ func (r *running) follow(ctx context.Context, from *From, steps []Step, n *int) 
 func (r *running) finish(ctx context.Context) (berm.Template, error) {
 	if r.order.Start != "" || r.order.Ready != "" {
 		r.say("info", "[finalize] starting it as in a sandbox: "+cmp.Or(r.order.Start, r.order.Ready))
-		if err := r.b.Sessions.Begin(ctx, r.template(), r.actor); err != nil {
+		done, err := r.b.Sessions.Begin(ctx, r.template(), r.actor)
+		defer done()
+		if err != nil {
 			return berm.Template{}, &stepError{err}
 		}
 	}
@@ -173,7 +176,11 @@ func (r *running) finish(ctx context.Context) (berm.Template, error) {
 	if err := failpoint.Hit("builder.finish"); err != nil {
 		return berm.Template{}, err
 	}
-	return r.b.Store.Publish(ctx, r.build.Build, r.template())
+	t, err := r.b.Store.Publish(ctx, r.build.Build, r.template())
+	if err != nil {
+		return t, err
+	}
+	return t, failpoint.Hit("builder.published")
 }
 
 // template is what the build has come to.
@@ -244,7 +251,7 @@ func (r *running) base(ctx context.Context, from *From, steps bool) error {
 		return r.reach(r.made[from.Stage])
 	}
 	if from.Template != "" {
-		t, err := r.b.Store.Resolve(ctx, from.Template[strings.LastIndex(from.Template, "/")+1:])
+		t, err := r.b.Store.Resolve(ctx, from.Template)
 		if err != nil {
 			return &stepError{err}
 		}

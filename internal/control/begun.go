@@ -14,7 +14,8 @@ import (
 const beginTime = 10 * time.Minute
 
 // beginning names what is saved of a template whose start command has begun: sandboxes that are made
-// of the template go on from there. It is gone with the server, and made again when it is missed.
+// of the template go on from there. It goes with the template and with the server, and is made again
+// when it is missed.
 type beginning struct {
 	build berm.BuildID // of the template
 	level berm.Level
@@ -38,14 +39,23 @@ func (m *Manager) begun(r *CreateRequest, t *berm.Template) (berm.BuildID, bool)
 	return saved, saved != ""
 }
 
-// Begin makes a sandbox of a template, which must be ready, and saves it for those to come to begin
-// with where the server's level can; elsewhere it only shows that it can be ready. Kinds as of Create.
-func (m *Manager) Begin(ctx context.Context, t berm.Template, actor audit.Actor) error {
+// Begin makes a sandbox of a build, which must be ready, and saves it for those to come to begin
+// with where the server's level can; elsewhere it only shows that it can be ready. The build is no
+// template yet: until done is called that is no reason to remove what was saved. Kinds as of Create.
+func (m *Manager) Begin(ctx context.Context, t berm.Template, actor audit.Actor) (done func(), err error) {
 	level := m.probe(m.Level).Level
 	if !m.probe(level).Memory || m.SnapshotDir == "" {
 		level = berm.Namespace
 	}
-	return m.begin(ctx, t, level, actor)
+	m.mu.Lock()
+	m.building[t.BuildID] = true
+	m.mu.Unlock()
+	done = func() {
+		m.mu.Lock()
+		delete(m.building, t.BuildID)
+		m.mu.Unlock()
+	}
+	return done, m.begin(ctx, t, level, actor)
 }
 
 func (m *Manager) begin(ctx context.Context, t berm.Template, level berm.Level, actor audit.Actor) error {
@@ -127,6 +137,7 @@ func (m *Manager) beginOnce(t berm.Template, level berm.Level) func() {
 		if err := m.begin(ctx, t, level, system); err != nil && m.ctx.Err() == nil {
 			m.Log.Warn("the start command of a template runs in each of its sandboxes", "template", t.Alias(), "build", t.BuildID, "error", err)
 		}
+		m.PruneBegun(ctx) // the template may have gone meanwhile
 	}
 }
 
@@ -142,8 +153,10 @@ func (m *Manager) unbegin(saved berm.BuildID) {
 	m.drop(saved)
 }
 
-// pruneBegun removes those of builds that are no template any more.
-func (m *Manager) pruneBegun(ctx context.Context) {
+// PruneBegun removes what was saved of builds that are no template any more. It is for who removed
+// some; what other processes remove is seen later.
+func (m *Manager) PruneBegun(ctx context.Context) {
+	begun := m.allBegun() // before templates are listed: those that are made meanwhile stay
 	all, err := m.Templates.List(ctx)
 	if err != nil {
 		m.Log.Error("what templates begin with is kept", "error", err)
@@ -153,15 +166,22 @@ func (m *Manager) pruneBegun(ctx context.Context) {
 	for _, t := range all {
 		known[t.BuildID] = true
 	}
-	m.mu.Lock()
-	var gone []berm.BuildID
-	for b, saved := range m.beginnings {
-		if !known[b.build] && saved != "" {
-			gone = append(gone, saved)
+	for saved, build := range begun {
+		if !known[build] {
+			m.unbegin(saved)
 		}
 	}
-	m.mu.Unlock()
-	for _, saved := range gone {
-		m.unbegin(saved)
+}
+
+// allBegun returns what is saved, and of which build, but for those that are no templates yet.
+func (m *Manager) allBegun() map[berm.BuildID]berm.BuildID {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := map[berm.BuildID]berm.BuildID{}
+	for b, saved := range m.beginnings {
+		if saved != "" && !m.building[b.build] {
+			all[saved] = b.build
+		}
 	}
+	return all
 }

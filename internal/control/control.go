@@ -123,11 +123,12 @@ type Manager struct {
 	once     map[string]*creation // under way, by key of the request
 	// beginnings are directories of snapshots; "" is one that is being made or cannot be.
 	beginnings map[beginning]berm.BuildID
+	building   map[berm.BuildID]bool // are no templates yet, and may have a beginning
 }
 
 // New makes a Manager. Start must be called before anything else.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, beginnings: map[beginning]berm.BuildID{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, beginnings: map[beginning]berm.BuildID{}, building: map[berm.BuildID]bool{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
 	for _, p := range c.Pools {
 		m.pools = append(m.pools, &pool{Pool: p, asked: time.Now()})
 	}
@@ -195,19 +196,26 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	if s.info.SavedAs != "" {
 		return m.adoptResting(ctx, s)
 	}
+	end := func(reason berm.Reason, why string) {
+		s.info.State = berm.Killed
+		m.work.Go(func() {
+			s.unseen(system, "end", berm.Errorf(berm.NotFound, "it ended while no server ran"))
+			close(s.looked)
+			s.bury(berm.Exit{Reason: reason, Code: -1, Detail: why, At: time.Now().UTC()})
+		})
+	}
+	if s.info.Own {
+		end(berm.ReasonKilled, "the server that worked with it ended")
+		return nil
+	}
 	handle, status, err := m.open(ctx, stored.ID)
 	if err != nil {
 		m.Log.Warn("sandbox did not survive", "sandbox", stored.ID, "error", err)
-		s.info.State = berm.Killed
 		why := "lost while no server ran"
 		if s.info.Boot != "" && s.info.Boot != m.Boot {
 			why = "lost when the machine restarted"
 		}
-		m.work.Go(func() {
-			s.unseen(system, "end", berm.Errorf(berm.NotFound, "it ended while no server ran"))
-			close(s.looked)
-			s.bury(berm.Exit{Reason: berm.ReasonCrash, Code: -1, Detail: why, At: time.Now().UTC()})
-		})
+		end(berm.ReasonCrash, why)
 		return nil
 	}
 	s.handle, s.agent = handle, status.Agent
@@ -302,6 +310,9 @@ func (m *Manager) Close() {
 		s.mu.Unlock()
 	}
 	m.work.Wait()
+	for saved := range m.allBegun() {
+		m.unbegin(saved)
+	}
 	var group errgroup.Group
 	for _, s := range sessions {
 		group.Go(func() error { s.offline(); return nil })
@@ -400,7 +411,7 @@ func (m *Manager) pruneLoop() {
 			m.Log.Error("forgetting dead sandboxes failed", "error", err)
 		}
 		m.pruneCheckpoints(m.ctx)
-		m.pruneBegun(m.ctx)
+		m.PruneBegun(m.ctx)
 	}
 }
 

@@ -216,7 +216,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
 		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
 		Env: r.Env, Base: &template, From: o.from, Parent: o.parent, FilesOnly: r.FilesOnly,
-		Checkpoints: r.Checkpoints, Warm: warm != nil, Begun: o.begun, Boot: m.Boot,
+		Checkpoints: r.Checkpoints, Warm: warm != nil, Own: r.Of != nil, Begun: o.begun, Boot: m.Boot,
 	}
 	var warnings []string
 	if spec.Link {

@@ -63,6 +63,9 @@ type Sandbox struct {
 	Begun bool `json:"begun,omitempty"`
 	// Warm says that it was made in advance.
 	Warm bool `json:"warm,omitempty"`
+	// Own says that the server made it for work of its own, such as a step of a build, and that it
+	// does not outlive the server.
+	Own bool `json:"own,omitempty"`
 
 	AccessToken  string `json:"-"` // of the guest agent; "" when it is open
 	TrafficToken string `json:"-"` // needed by traffic to other ports; "" when they are public
@@ -93,7 +96,7 @@ type Network struct {
 // CreateRequest is what a client may choose about a new sandbox.
 type CreateRequest struct {
 	Template    string
-	Of          *berm.Template // what it is made of, in the place of what Template names; nil finds that
+	Of          *berm.Template // of one of the server's own: what it is made of; nil finds what Template names
 	Timeout     time.Duration
 	Level       berm.Level  // "" is the server's default
 	Limits      berm.Limits // zero fields take the template's

@@ -371,11 +371,39 @@ func TestStartCommandBeginsOnce(t *testing.T) {
 		return len(now) == 1 && len(before) == 1 && now[0] != before[0]
 	})
 	begun(t, w, 6)
-	// A template that is there no more takes it along.
+	// A template that is there no more takes it along, and one that is not there yet does not.
+	there := w.Templates
 	w.Templates = noTemplates{}
-	w.pruneBegun(ctx)
+	w.PruneBegun(ctx)
 	if left := kept(t, w.SnapshotDir); len(left) != 0 {
 		t.Errorf("%v are left", left)
+	}
+	next, err := there.Resolve(ctx, "base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.BuildID = berm.BuildID(berm.NewUUID())
+	done, err := w.Begin(ctx, next, tester)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.PruneBegun(ctx)
+	if left := kept(t, w.SnapshotDir); len(left) != 1 {
+		t.Errorf("%v are there for the build", left)
+	}
+	done()
+	w.PruneBegun(ctx)
+	if left := kept(t, w.SnapshotDir); len(left) != 0 {
+		t.Errorf("%v are left of a build that failed", left)
+	}
+
+	// It goes with the server.
+	w.Templates = there
+	w.create(t)
+	begun(t, w, 7)
+	w.Close()
+	if left := kept(t, w.SnapshotDir); len(left) != 0 {
+		t.Errorf("%v are left of the server", left)
 	}
 }
 

@@ -19,10 +19,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-containerregistry/pkg/name"
-	"github.com/google/go-containerregistry/pkg/v1/empty"
-	"github.com/google/go-containerregistry/pkg/v1/mutate"
-	"github.com/google/go-containerregistry/pkg/v1/tarball"
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
@@ -277,28 +273,8 @@ func (u *user) image(single bool) string {
 			u.t.Fatal(err)
 		}
 	}
-	dir := u.t.TempDir()
-	if out, err := exec.Command("tar", "-C", root, "--numeric-owner", "-cf", filepath.Join(dir, "layer"), ".").CombinedOutput(); err != nil {
-		u.t.Fatalf("%v: %s", err, out)
-	}
-	layer, err := tarball.LayerFromFile(filepath.Join(dir, "layer"))
-	if err != nil {
-		u.t.Fatal(err)
-	}
-	image, err := mutate.AppendLayers(empty.Image, layer)
-	if err != nil {
-		u.t.Fatal(err)
-	}
-	config, err := image.ConfigFile()
-	if err != nil {
-		u.t.Fatal(err)
-	}
-	config.OS, config.Architecture, config.Config.Env = "linux", runtime.GOARCH, []string{"PATH=/bin"}
-	if image, err = mutate.ConfigFile(image, config); err != nil {
-		u.t.Fatal(err)
-	}
 	path := filepath.Join(u.home, "box.tar")
-	if err := tarball.WriteToFile(path, name.MustParseReference("box:latest"), image); err != nil {
+	if err := harness.WriteImage(root, path); err != nil {
 		u.t.Fatal(err)
 	}
 	return path
