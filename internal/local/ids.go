@@ -120,8 +120,8 @@ func blocked(err error, workspace string) error {
 			WithHint("--rw . lets the command write into the project, --ro . only look at it")
 	case inside && refusal.Errno != unix.EPERM && refusal.Errno != unix.EACCES:
 		return err
-	case inside && strings.HasSuffix(refusal.Step, " /dev/net/tun"):
-		return berm.Errorf(berm.Denied, "the sandbox's network needs /dev/net/tun: %w", err).
+	case inside && strings.Contains(refusal.Step, " /dev/net/tun"):
+		return berm.Errorf(berm.Denied, "the sandbox's network needs /dev/net/tun, or a pair of virtual devices: %w", err).
 			WithHint("let every user open it, as distributions do: chmod 666 /dev/net/tun")
 	case refusal.Step == "mount r/proc":
 		cause = "parts of /proc are covered here, as container engines do it, and then the kernel refuses a new one"

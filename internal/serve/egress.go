@@ -1,6 +1,7 @@
 package serve
 
 import (
+	"cmp"
 	"context"
 	"os"
 
@@ -54,7 +55,7 @@ func (c *Config) egress(probes []berm.Probe, secrets *vault.Vault) (control.Egre
 			continue
 		}
 		for _, f := range p.Features {
-			if f.Name != feature.TUN.Name {
+			if f.Name != feature.Link.Name {
 				continue
 			}
 			if !f.Found {
@@ -73,7 +74,7 @@ func (c *Config) egress(probes []berm.Probe, secrets *vault.Vault) (control.Egre
 				c.Log.Error("sandboxes have no network but loopback", "error", err)
 				return e, func() {}
 			}
-			c.Log.Info("network service", "pid", service.PID(), "default", c.DefaultEgress)
+			c.Log.Info("network service", "pid", service.PID(), "default", c.DefaultEgress, "links", cmp.Or(f.Detail, "TUN devices"))
 			brokers := egress.NewService(egress.BrokerCommand, c.Program) // started when somebody needs it
 			brokers.Ended = func(err error) {
 				c.Log.Error("the service of credentials was lost", "error", err, "hint", berm.HintOf(err))

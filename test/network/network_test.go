@@ -529,7 +529,7 @@ func TestServiceKeepsNothing(t *testing.T) {
 	}
 }
 
-// A host without TUN devices runs sandboxes without a network, and says so.
+// On a host without TUN devices sandboxes have the same network.
 func TestHostWithoutTUN(t *testing.T) {
 	harness.Slow(t)
 	// Of the tests' own mount namespace.
@@ -537,30 +537,17 @@ func TestHostWithoutTUN(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount("/dev/net", unix.MNT_DETACH) })
-	ctx, s := start(t)
-	for _, options := range []object{nil, {"allow_internet_access": true}, {"network": network(nil, []string{eight})}} {
-		sandbox := create(t, ctx, s, options)
-		expect(t, ctx, sandbox, map[string]bool{"https://1.1.1.1/": false})
-		var answer struct{ Berm struct{ Network string } }
-		if err := s.Call(ctx, "GET", "/sandboxes/"+sandbox.ID, nil, &answer); err != nil || answer.Berm.Network != "none" {
-			t.Errorf("%v: told of %q, %v", options, answer.Berm.Network, err)
+	t.Run("link", func(t *testing.T) {
+		ctx, s := start(t)
+		sandbox := create(t, ctx, s, nil)
+		if out := run(t, ctx, sandbox, "grep -c gateway: /proc/net/dev"); out.Stdout != "1\n" {
+			t.Errorf("the devices are not a pair: %+v", out)
 		}
-		var status *harness.StatusError
-		for body, want := range map[string]int{`{}`: 0, `{"allowOut":["1.1.1.1"]}`: 501} {
-			err := s.Call(ctx, "PUT", "/sandboxes/"+sandbox.ID+"/network", rawJSON(body), nil)
-			if want == 0 && err != nil || want != 0 && (!errors.As(err, &status) || status.Status != want) {
-				t.Errorf("PUT %s: %v", body, err)
-			}
-		}
-	}
-	var status *harness.StatusError
-	_, err := s.Create(ctx, time.Minute, object{"network": network([]string{one}, nil)})
-	if !errors.As(err, &status) || status.Status != 501 || !strings.Contains(status.Body, "TUN") {
-		t.Errorf("allowOut: %v", err)
-	}
-	if look(t).Seen[one] > 0 {
-		t.Error("something came out")
-	}
+	})
+	t.Run("defaults", TestDefaults)
+	t.Run("rules", TestRulesOfACreate)
+	t.Run("changes", TestChanges)
+	t.Run("deaths", TestDeaths)
 }
 
 // The metrics tell of each sandbox's traffic.

@@ -126,7 +126,7 @@ func harness(t *testing.T, root string) drivertest.Harness {
 		if h.Missing[drivertest.PIDLimit] != "" {
 			limits.PIDs = 0
 		}
-		if err := feature.TUN.Check(t.Context()); err != nil {
+		if err := feature.Link.Check(t.Context()); err != nil {
 			h.Missing[drivertest.Link] = err.Error()
 		}
 		if limits.Disk > 0 {

@@ -23,7 +23,7 @@ func Probe(ctx context.Context, config Config) berm.Probe {
 	}
 	groups := cgroup.Config{Parent: config.CgroupParent}
 	required := []*feature.Test{feature.Kernel, feature.UserNamespaces, feature.AllNamespaces, feature.MountAPI, feature.Overlay, feature.Seccomp, feature.Pidfd}
-	optional := []*feature.Test{feature.Landlock, feature.ExecListener, feature.TUN}
+	optional := []*feature.Test{feature.Landlock, feature.ExecListener, feature.Link}
 	if os.Geteuid() == 0 {
 		required = append(required, feature.IDMappedMounts(config.Data))
 		optional = append(optional, feature.MemfdExec, feature.LoopDevices)

@@ -28,7 +28,7 @@ var roles = map[string]func(args []string) (string, error){
 	"overlay":    tryOverlay,
 	"attributes": tryAttributes,
 	"seccomp":    trySeccomp,
-	"tun":        tryTun,
+	"link":       tryLink,
 	"kvm":        tryKvm,
 }
 

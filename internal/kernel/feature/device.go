@@ -8,20 +8,8 @@ import (
 	"strconv"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berm-sandbox/berm"
 )
-
-// Tun is network links that end in a program.
-var Tun = &Test{
-	Name: "/dev/net/tun", Fix: "load the kernel's tun module and let this user open /dev/net/tun",
-	try: func(ctx context.Context) (string, error) {
-		attr := namespaces()
-		attr.Cloneflags |= unix.CLONE_NEWNET
-		return child(ctx, attr, "tun")
-	},
-}
 
 // kvmLimit is how long the test guest may run, and kvmGood how long it runs where a
 // virtual machine runs at the speed of the processor: 1 ms with a large margin.
@@ -58,22 +46,6 @@ var KVM = &Test{
 		}
 		return detail, nil
 	},
-}
-
-func tryTun([]string) (string, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return "", failed(err, "open /dev/net/tun")
-	}
-	request, err := unix.NewIfreq("berm0")
-	if err != nil {
-		return "", failed(err, "name a link")
-	}
-	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, request); err != nil {
-		return "", failed(err, "make a link")
-	}
-	return "", nil
 }
 
 func tryKvm([]string) (string, error) {

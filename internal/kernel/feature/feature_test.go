@@ -41,7 +41,7 @@ func all(t *testing.T) []*Test {
 		Kernel, UserNamespaces, UnprivilegedUserNamespaces, AllNamespaces, MountAPI, Overlay, TmpfsAttributes, IDMappedMounts(dir),
 		Seccomp, Landlock, Pidfd, MemfdExec, RaiseLimits, SecurityModules,
 		Cgroups(groups), Limit(groups, "memory"), Limit(groups, "cpu"), Limit(groups, "pids"), Limit(groups, "io"), Limit(groups, "freezer"), CgroupKill(groups),
-		LoopDevices, Reflink(dir), Subvolumes(dir), DiskLimit, SubordinateIDs, Tun, KVM,
+		LoopDevices, Reflink(dir), Subvolumes(dir), DiskLimit, SubordinateIDs, Link, KVM,
 	}
 }
 

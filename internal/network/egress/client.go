@@ -158,7 +158,7 @@ func (l *Link) Door(ctx context.Context, p Policy, door *os.File) ([]string, err
 
 // Connect hands over the link after Prepare.
 func (l *Link) Connect(ctx context.Context, link *os.File) error {
-	_, err := l.order(ctx, Order{}, link)
+	_, err := l.order(ctx, Order{Frames: frames(link)}, link)
 	return err
 }
 

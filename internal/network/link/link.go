@@ -1,5 +1,6 @@
-// Package link makes the only link of a sandbox: a TUN or TAP device whose other end is a
-// descriptor, which a userspace TCP/IP stack outside reads and writes.
+// Package link makes the only link of a sandbox: a TUN or TAP device, or where there are none
+// one of a pair of virtual devices, whose other end is a descriptor, which a userspace TCP/IP
+// stack outside reads and writes.
 //
 // It is linked into the first process of every sandbox, so it imports raw system calls
 // only; its errors are those of the kernel.
@@ -50,9 +51,12 @@ var Ethernet = func() Config {
 	return c
 }()
 
-// Frames says whether what the descriptor of a link carries are frames: whether it was made
-// for a configuration with hardware addresses.
+// Frames says whether what the descriptor of a link carries are frames: whether it is a TAP
+// device, or the socket of a pair.
 func Frames(fd int) bool {
+	if domain, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DOMAIN); err == nil {
+		return domain == unix.AF_PACKET
+	}
 	var request [40]byte // struct ifreq
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.TUNGETIFF, uintptr(unsafe.Pointer(&request)))
 	return errno == 0 && binary.NativeEndian.Uint16(request[unix.IFNAMSIZ:])&unix.IFF_TAP != 0
@@ -71,26 +75,44 @@ func (e *Error) Unwrap() error { return e.Err }
 // Make makes the link in the network namespace of the calling thread, up and with a
 // default route, and returns the descriptor of its other end: non-blocking, closed on
 // exec, one packet with its virtio_net_hdr per read and write. The caller needs
-// CAP_NET_ADMIN in the namespace and /dev/net/tun. Errors are of type *Error.
+// CAP_NET_ADMIN and CAP_NET_RAW in the namespace. Errors are of type *Error.
+//
+// Without /dev/net/tun, or where the kernel makes no such device, the link is one of a pair
+// (see pair), and carries frames: Frames tells.
 //
 // The device is persistent and goes with its namespace, because taking a TUN device away
 // takes the kernel 15 ms, for which the last close of the descriptor would wait. The
 // descriptor keeps the namespace: who holds it closes it when the sandbox has ended.
 // While nobody has it open, the device has no carrier and drops what is sent.
 func Make(c Config) (int, error) {
+	fd, refused := device(c)
+	if refused == nil {
+		return fd, nil
+	}
+	c.Hardware = Ethernet.Hardware
+	fd, err := pair(c)
+	if err != nil {
+		// What a host lacks is the device; the pair is for where it cannot be had.
+		return -1, &Error{Step: refused.Error() + "; without it " + err.Step, Err: err.Err}
+	}
+	return fd, nil
+}
+
+// device makes a link of a TUN or TAP device.
+func device(c Config) (int, *Error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, failed("open /dev/net/tun", err)
 	}
-	index, err := attach(fd, c)
-	if err == nil {
-		err = configure(index, c)
+	index, refused := attach(fd, c)
+	if refused == nil {
+		refused = configure(index, c)
 	}
-	if err != nil {
+	if refused != nil {
 		// What could not be set up goes with its descriptor.
 		_ = unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 0)
 		_ = unix.Close(fd)
-		return -1, err
+		return -1, refused
 	}
 	return fd, nil
 }
@@ -112,7 +134,7 @@ func Loopback() error {
 }
 
 // attach makes the device on fd and returns its index.
-func attach(fd int, c Config) (uint32, error) {
+func attach(fd int, c Config) (uint32, *Error) {
 	ifreq, err := unix.NewIfreq(Name)
 	if err != nil {
 		return 0, failed("name the link", err)
@@ -133,6 +155,15 @@ func attach(fd int, c Config) (uint32, error) {
 	if err := unix.IoctlSetInt(fd, unix.TUNSETPERSIST, 1); err != nil {
 		return 0, failed("keep the link", err)
 	}
+	return indexOf(Name)
+}
+
+// indexOf is the number of a device.
+func indexOf(name string) (uint32, *Error) {
+	ifreq, err := unix.NewIfreq(name)
+	if err != nil {
+		return 0, failed("name the link", err)
+	}
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, failed("open a socket", err)
@@ -145,64 +176,83 @@ func attach(fd int, c Config) (uint32, error) {
 }
 
 // configure brings the device up with its address, route and, where there are frames, the
-// gateway's hardware address: requests of rtnetlink(7) in one message, which the kernel answers before send returns.
-func configure(index uint32, c Config) error {
-	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
-	if err != nil {
-		return failed("open a netlink socket", err)
-	}
-	defer unix.Close(s)
+// gateway's hardware address.
+func configure(index uint32, c Config) *Error {
+	var r requests
+	r.up(index, c)
 
-	// No link-local IPv6 address (IN6_ADDR_GEN_MODE_NONE): IPv4 is all that goes out.
+	body := address(unix.IfAddrmsg{Family: unix.AF_INET, Prefixlen: c.Prefix, Index: index})
+	body = attribute(body, unix.IFA_LOCAL, c.Address[:])
+	body = attribute(body, unix.IFA_ADDRESS, c.Address[:])
+	r.add("give the link its address", unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+
+	body = route(unix.RtMsg{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BOOT, Type: unix.RTN_UNICAST})
+	body = attribute(body, unix.RTA_GATEWAY, c.Gateway[:])
+	body = attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
+	r.add("set the default route", unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
+
+	if c.Hardware != [6]byte{} {
+		body = neighbour(unix.NdMsg{Family: unix.AF_INET, Ifindex: int32(index), State: unix.NUD_PERMANENT})
+		body = attribute(body, unix.NDA_DST, c.Gateway[:])
+		body = attribute(body, unix.NDA_LLADDR, GatewayHardware[:])
+		r.add("tell the link the gateway's address", unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)
+		// Whoever reads frames has a stack of its own, which takes its interfaces from those that
+		// are up here: lo, the first of each namespace, too.
+		r.add("bring lo up", unix.RTM_NEWLINK, 0, link(unix.IfInfomsg{Index: 1, Flags: unix.IFF_UP, Change: unix.IFF_UP}))
+	}
+	return r.send()
+}
+
+// requests are those of rtnetlink(7) in one message, which the kernel answers before send returns.
+type requests struct {
+	message []byte
+	steps   []string
+	without []bool // it does not matter that the kernel does not know what a step is about
+}
+
+func (r *requests) add(step string, kind, flags uint16, body []byte) {
+	r.message = append(r.message, request(uint32(len(r.steps)), kind, flags, body)...)
+	r.steps, r.without = append(r.steps, step), append(r.without, false)
+}
+
+// up brings a device up.
+func (r *requests) up(index uint32, c Config) {
+	// No link-local IPv6 address (IN6_ADDR_GEN_MODE_NONE): IPv4 is all that goes out. A kernel
+	// without IPv6 has nothing to turn off.
 	ipv6 := attribute(nil, unix.IFLA_INET6_ADDR_GEN_MODE, []byte{1})
+	r.add("turn IPv6 off on the link", unix.RTM_NEWLINK, 0, attribute(link(unix.IfInfomsg{Index: int32(index)}), unix.IFLA_AF_SPEC, attribute(nil, unix.AF_INET6, ipv6)))
+	r.without[len(r.without)-1] = true
+
 	body := link(unix.IfInfomsg{Index: int32(index), Flags: unix.IFF_UP, Change: unix.IFF_UP})
 	body = attribute(body, unix.IFLA_MTU, binary.NativeEndian.AppendUint32(nil, c.MTU))
 	if c.Hardware != [6]byte{} {
 		body = attribute(body, unix.IFLA_ADDRESS, c.Hardware[:])
 	}
-	up := request(1, unix.RTM_NEWLINK, 0, body)
-	gen := request(0, unix.RTM_NEWLINK, 0, attribute(link(unix.IfInfomsg{Index: int32(index)}), unix.IFLA_AF_SPEC, attribute(nil, unix.AF_INET6, ipv6)))
+	r.add("bring the link up", unix.RTM_NEWLINK, 0, body)
+}
 
-	body = address(unix.IfAddrmsg{Family: unix.AF_INET, Prefixlen: c.Prefix, Index: index})
-	body = attribute(body, unix.IFA_LOCAL, c.Address[:])
-	body = attribute(body, unix.IFA_ADDRESS, c.Address[:])
-	own := request(2, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
-
-	body = route(unix.RtMsg{Family: unix.AF_INET, Table: unix.RT_TABLE_MAIN, Protocol: unix.RTPROT_BOOT, Type: unix.RTN_UNICAST})
-	body = attribute(body, unix.RTA_GATEWAY, c.Gateway[:])
-	body = attribute(body, unix.RTA_OIF, binary.NativeEndian.AppendUint32(nil, index))
-	out := request(3, unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, body)
-
-	steps := []string{"turn IPv6 off on the link", "bring the link up", "give the link its address", "set the default route"}
-	message := append(append(append(gen, up...), own...), out...)
-	if c.Hardware != [6]byte{} {
-		body = neighbour(unix.NdMsg{Family: unix.AF_INET, Ifindex: int32(index), State: unix.NUD_PERMANENT})
-		body = attribute(body, unix.NDA_DST, c.Gateway[:])
-		body = attribute(body, unix.NDA_LLADDR, GatewayHardware[:])
-		// Whoever reads frames has a stack of its own, which takes its interfaces from those that
-		// are up here: lo, the first of each namespace, too.
-		lo := link(unix.IfInfomsg{Index: 1, Flags: unix.IFF_UP, Change: unix.IFF_UP})
-		steps = append(steps, "tell the link the gateway's address", "bring lo up")
-		message = append(message, request(4, unix.RTM_NEWNEIGH, unix.NLM_F_CREATE|unix.NLM_F_REPLACE, body)...)
-		message = append(message, request(5, unix.RTM_NEWLINK, 0, lo)...)
+func (r *requests) send() *Error {
+	s, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.NETLINK_ROUTE)
+	if err != nil {
+		return failed("open a netlink socket", err)
 	}
-	if err := unix.Sendto(s, message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
+	defer unix.Close(s)
+	if err := unix.Sendto(s, r.message, 0, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}); err != nil {
 		return failed("ask the kernel for the link", err)
 	}
 	// Each request is answered by a struct nlmsgerr after a struct nlmsghdr.
-	var answer [256]byte
-	for step := range steps {
+	var answer [1024]byte
+	for i, step := range r.steps {
 		n, err := unix.Read(s, answer[:])
 		if err != nil {
-			return failed(steps[step], err)
+			return failed(step, err)
 		}
 		if n < unix.NLMSG_HDRLEN+4 || binary.NativeEndian.Uint16(answer[4:]) != unix.NLMSG_ERROR {
-			return failed(steps[step], unix.EBADMSG)
+			return failed(step, unix.EBADMSG)
 		}
 		errno := syscall.Errno(-int32(binary.NativeEndian.Uint32(answer[unix.NLMSG_HDRLEN:])))
-		// A kernel without IPv6 has nothing to turn off.
-		if errno != 0 && (step != 0 || errno != unix.EAFNOSUPPORT) {
-			return failed(steps[step], errno)
+		if errno != 0 && (!r.without[i] || errno != unix.EAFNOSUPPORT) {
+			return failed(step, errno)
 		}
 	}
 	return nil
@@ -234,7 +284,7 @@ func address(m unix.IfAddrmsg) []byte { return (*[unix.SizeofIfAddrmsg]byte)(uns
 func neighbour(m unix.NdMsg) []byte   { return (*[unix.SizeofNdMsg]byte)(unsafe.Pointer(&m))[:] }
 func route(m unix.RtMsg) []byte       { return (*[unix.SizeofRtMsg]byte)(unsafe.Pointer(&m))[:] }
 
-func failed(step string, err error) error {
+func failed(step string, err error) *Error {
 	var errno syscall.Errno
 	errors.As(err, &errno)
 	return &Error{Step: step, Err: errno}

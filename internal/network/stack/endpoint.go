@@ -115,6 +115,10 @@ func (e *endpoint) read() {
 			case err == unix.EAGAIN:
 				p.release()
 				return false
+			case err == unix.EINVAL && e.ether != nil:
+				// A packet socket has no header for what it took: segments of a kind that was not
+				// asked for.
+				e.dropped.Add(1)
 			case err != nil:
 				failed = err
 				return true
@@ -139,7 +143,7 @@ func (e *endpoint) deliver(p *pieces, n int) {
 		case etherIPv4:
 			n = unpadded(p.vec[1], n)
 		case etherARP:
-			if answer := e.ether.answer(p.vec[1][:min(n, len(p.vec[1]))], e.gate.own, e.gate.gateway); answer != nil {
+			if answer := e.ether.answer(p.vec[1][:min(n, len(p.vec[1]))], &e.gate); answer != nil {
 				frame := append(e.ether.header(make([]byte, link.HeaderLen, link.HeaderLen+etherLen+arpLen), etherARP), answer...)
 				_ = e.send([][]byte{frame})
 				return

@@ -2,13 +2,15 @@ package stack
 
 import (
 	"encoding/binary"
+	"net/netip"
 
 	"github.com/berm-sandbox/berm/internal/network/link"
 )
 
 // ether is what a link that carries Ethernet frames has around its packets. There is one
 // sandbox on it and one gateway, whose addresses are known: the gateway answers ARP for
-// itself, and asks for nobody.
+// all others of the network, so that packets to them are judged as on a link without frames, and
+// asks for nobody.
 type ether struct{ gateway, sandbox [6]byte }
 
 const (
@@ -38,18 +40,22 @@ func (e *ether) header(b []byte, kind uint16) []byte {
 // arpLen is the length of an ARP message about IPv4 on Ethernet (RFC 826).
 const arpLen = 28
 
-// answer is the answer to an ARP request for the gateway's address; nil for anything else.
-func (e *ether) answer(request []byte, own, gateway [4]byte) []byte {
+// answer is the answer to the sandbox's ARP request for another host's address; nil for anything else.
+func (e *ether) answer(request []byte, g *gate) []byte {
 	// Ethernet, IPv4, lengths of their addresses, request.
 	if len(request) < arpLen || [8]byte(request) != [8]byte{0, 1, 8, 0, 6, 4, 0, 1} {
 		return nil
 	}
-	if [6]byte(request[8:]) != e.sandbox || [4]byte(request[14:]) != own || [4]byte(request[24:]) != gateway {
+	if [6]byte(request[8:]) != e.sandbox || [4]byte(request[14:]) != g.own {
+		return nil
+	}
+	to := [4]byte(request[24:])
+	if to == g.own || !g.network.Contains(netip.AddrFrom4(to)) || isLast(g.network, to) {
 		return nil
 	}
 	b := append(make([]byte, 0, arpLen), 0, 1, 8, 0, 6, 4, 0, 2)
-	b = append(append(b, e.gateway[:]...), gateway[:]...)
-	return append(append(b, e.sandbox[:]...), own[:]...)
+	b = append(append(b, e.gateway[:]...), to[:]...)
+	return append(append(b, e.sandbox[:]...), g.own[:]...)
 }
 
 // unpadded is the length of an IPv4 packet that a frame carried, of n bytes.

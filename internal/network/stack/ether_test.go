@@ -58,14 +58,12 @@ func TestEthernet(t *testing.T) {
 	}
 }
 
-// Another address on the link belongs to nobody: the kernel does not find it.
-func TestNobodyElseAnswersARP(t *testing.T) {
+// What is sent to another address on the link is judged too, as where there are no frames.
+func TestEveryAddressOfTheNetworkIsJudged(t *testing.T) {
 	j := &judge{tcp: echo}
 	b := startEthernet(t, j, stack.Limits{})
-	if _, err := b.Connect("tcp", "10.0.2.7:80"); err == nil {
-		t.Error("10.0.2.7 answers")
-	}
-	if got := j.record(); got != "[]" {
+	b.MustConnect(t, "tcp", "10.0.2.7:80")
+	if got := j.record(); got != "[tcp 10.0.2.7:80]" {
 		t.Errorf("a judge was asked about %s", got)
 	}
 }
@@ -117,7 +115,8 @@ func TestOddFramesAreDropped(t *testing.T) {
 		"IPv6":                          frame(gateway, us, 0x86dd, make([]byte, 60)),
 		"a VLAN":                        frame(gateway, us, 0x8100, datagram),
 		"a length of old":               frame(gateway, us, 46, datagram),
-		"ARP for another":               frame(all, us, 0x806, arp(1, us, own, [4]byte{10, 0, 2, 7})),
+		"ARP for another network":       frame(all, us, 0x806, arp(1, us, own, [4]byte{10, 0, 3, 2})),
+		"ARP for the whole network":     frame(all, us, 0x806, arp(1, us, own, [4]byte{10, 0, 2, 255})),
 		"ARP for its own address":       frame(all, us, 0x806, arp(1, us, own, own)),
 		"ARP in another's name":         frame(all, us, 0x806, arp(1, us, [4]byte{10, 0, 2, 2}, link.Default.Gateway)),
 		"ARP with another's hardware":   frame(all, us, 0x806, arp(1, gateway, own, link.Default.Gateway)),

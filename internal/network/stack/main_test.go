@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berm-sandbox/berm/internal/network/link"
 	"github.com/berm-sandbox/berm/internal/network/link/linktest"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 )
@@ -33,7 +34,11 @@ type sandbox struct {
 func start(t testing.TB, j stack.Judge, l stack.Limits) *sandbox {
 	t.Helper()
 	b := linktest.New(t)
-	s, err := stack.New(b.Link(t), j, l)
+	make, fd := stack.New, b.Link(t)
+	if link.Frames(fd) {
+		make = stack.NewEthernet
+	}
+	s, err := make(fd, j, l)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -193,6 +193,37 @@ func TestRefusedDatagramsAreUnreachable(t *testing.T) {
 	}
 }
 
+// Datagrams that a program hands to the kernel at once come out one by one.
+func TestDatagramsAtOnce(t *testing.T) {
+	var got atomic.Int64
+	j := &judge{udp: func(context.Context, *stack.Flow) func(net.Conn) {
+		return func(c net.Conn) {
+			for b := make([]byte, 1<<16); ; {
+				n, err := c.Read(b)
+				if err != nil {
+					return
+				}
+				if n == 1000 {
+					got.Add(1)
+				}
+			}
+		}
+	}}
+	b := start(t, j, stack.Limits{})
+	c := b.MustConnect(t, "udp", "192.0.2.7:4711").(*net.UDPConn)
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if controlErr := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, 1000) }); controlErr != nil || err != nil {
+		t.Fatal(controlErr, err)
+	}
+	if _, err := c.Write(make([]byte, 10*1000)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "ten datagrams come", func() bool { return got.Load() == 10 })
+}
+
 func TestQueriesAreAnsweredWhateverTheServer(t *testing.T) {
 	j := &judge{query: func(server netip.Addr, m []byte) []byte {
 		return append([]byte(server.String()+" "), m...)

@@ -328,10 +328,10 @@ func (s *Sandbox) enter(path string, argv []string, attr *syscall.ProcAttr) erro
 		sys.Cloneflags |= borrow
 	case ids.mapsItself():
 		// The execution as another id than 0 takes all capabilities but these, mapped or not:
-		// the first three are for the steps of a plan, the others are those with which
+		// the first four are for the steps of a plan, the others are those with which
 		// overlayfs works on its layers, for it has the rights of whoever mounted it.
 		sys.AmbientCaps = []uintptr{
-			unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_SETPCAP,
+			unix.CAP_SYS_ADMIN, unix.CAP_NET_ADMIN, unix.CAP_NET_RAW, unix.CAP_SETPCAP,
 			unix.CAP_DAC_OVERRIDE, unix.CAP_FOWNER, unix.CAP_CHOWN, unix.CAP_FSETID,
 		}
 		sys.Cloneflags |= borrow

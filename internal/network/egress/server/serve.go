@@ -109,7 +109,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 			return
 		}
 		answer := egress.Answer{Done: true}
-		if err := x.connect(w.File(), false); err != nil {
+		if err := x.connect(w.File(), second.Frames); err != nil {
 			answer = egress.Answer{Error: egress.Failed(err)}
 		}
 		if w.Send(answer) != nil || answer.Error != nil {

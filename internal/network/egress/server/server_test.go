@@ -21,6 +21,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/network/link"
 	"github.com/berm-sandbox/berm/internal/network/link/linktest"
 )
 
@@ -193,9 +194,11 @@ func connect(t *testing.T, s *Server) *owner {
 func attach(t *testing.T, s *Server, policy string) *owner {
 	t.Helper()
 	o := connect(t, s)
-	file := os.NewFile(uintptr(o.Link(t)), "link")
+	fd := o.Link(t)
+	frames := link.Frames(fd)
+	file := os.NewFile(uintptr(fd), "link")
 	defer file.Close()
-	if a := o.order(egress.Order{Protocol: egress.Protocol, Sandbox: "i0test", Policy: document(policy), Open: []string{one + "/32", other + "/32"}}, file); !a.Done {
+	if a := o.order(egress.Order{Protocol: egress.Protocol, Sandbox: "i0test", Policy: document(policy), Open: []string{one + "/32", other + "/32"}, Frames: frames}, file); !a.Done {
 		t.Fatalf("attach: %+v", a.Error)
 	}
 	return o

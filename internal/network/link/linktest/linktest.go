@@ -21,35 +21,54 @@ import (
 // inNamespace marks the process that runs the tests.
 const inNamespace = "BERM_TEST_NAMESPACE"
 
+// Links is the variable by which boxes have pairs of devices for links, as where there are no TUN
+// devices, if it is Pairs.
+const (
+	Links = "BERM_TEST_LINKS"
+	Pairs = "pairs"
+)
+
 // Main is the TestMain of packages that need a network: it runs the tests in a user and a
-// network namespace of their own, whose loopback is all the internet there is.
+// network namespace of their own, whose loopback is all the internet there is. With all tests it
+// runs them again with Pairs.
 func Main(m *testing.M) {
 	// A fuzz worker talks to its coordinator by descriptors, and needs no network.
-	fuzzing := strings.Contains(strings.Join(os.Args, " "), "-test.fuzzworker")
+	arguments := strings.Join(os.Args, " ")
+	fuzzing := strings.Contains(arguments, "-test.fuzzworker")
 	if os.Getenv(inNamespace) == "" && !fuzzing {
-		cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-		cmd.Env = append(os.Environ(), inNamespace+"=1")
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-		cmd.SysProcAttr = &syscall.SysProcAttr{
-			Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
-			UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
-			GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
-			Pdeathsig:   unix.SIGKILL,
+		once := os.Getenv("BERM_TEST_ALL") == "" || os.Getenv(Links) != "" || strings.Contains(arguments, "-test.fuzz=") || strings.Contains(arguments, "-test.bench=")
+		if status := run(); status != 0 || once {
+			os.Exit(status)
 		}
-		runtime.LockOSThread() // the parent whose death ends the child
-		var exit *exec.ExitError
-		if err := cmd.Run(); errors.As(err, &exit) {
-			os.Exit(exit.ExitCode())
-		} else if err != nil {
-			fmt.Fprintln(os.Stderr, "missing: user namespaces:", err)
-			os.Exit(1)
-		}
-		os.Exit(0)
+		_ = os.Setenv(Links, Pairs)
+		os.Exit(run())
 	}
 	if !fuzzing {
 		Loopback()
 	}
 	os.Exit(m.Run())
+}
+
+// run runs the tests in namespaces and returns their status.
+func run() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inNamespace+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET,
+		UidMappings: []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}},
+		GidMappings: []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}},
+		Pdeathsig:   unix.SIGKILL,
+	}
+	runtime.LockOSThread() // the parent whose death ends the child
+	var exit *exec.ExitError
+	if err := cmd.Run(); errors.As(err, &exit) {
+		return exit.ExitCode()
+	} else if err != nil {
+		fmt.Fprintln(os.Stderr, "missing: user namespaces:", err)
+		return 1
+	}
+	return 0
 }
 
 // Loopback brings lo of the calling thread's network namespace up.
@@ -69,6 +88,9 @@ func New(t testing.TB) *Box {
 	go func() {
 		runtime.LockOSThread() // and never unlocked: the thread ends with its namespace
 		err := unix.Unshare(unix.CLONE_NEWNET)
+		if err == nil && os.Getenv(Links) == Pairs {
+			err = hideTUN()
+		}
 		if err == nil {
 			Loopback()
 		}
@@ -84,8 +106,23 @@ func New(t testing.TB) *Box {
 	return b
 }
 
+// hideTUN covers /dev/net/tun for the calling thread.
+func hideTUN() error {
+	if _, err := os.Stat("/dev/net"); err != nil {
+		return nil
+	}
+	err := unix.Unshare(unix.CLONE_NEWNS)
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
+	}
+	if err == nil {
+		err = unix.Mount("tmpfs", "/dev/net", "tmpfs", 0, "")
+	}
+	return err
+}
+
 // Link makes the sandbox's link and returns the descriptor of its outer end, which is the
-// caller's. It skips the test where there is no TUN device to be had.
+// caller's, and carries frames where there are no TUN devices: see link.Frames.
 func (b *Box) Link(t testing.TB) int { return b.make(t, link.Default) }
 
 // Ethernet is Link of one that carries Ethernet frames.
@@ -98,9 +135,6 @@ func (b *Box) make(t testing.TB, c link.Config) int {
 	var fd int
 	var err error
 	b.Inside(func() { fd, err = link.Make(c) })
-	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.ENOENT) {
-		t.Skip("missing: /dev/net/tun that this user may open:", err)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}

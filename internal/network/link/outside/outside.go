@@ -44,7 +44,7 @@ func Explain(err error) error {
 		return err
 	}
 	switch failed.Err {
-	case unix.ENOENT, unix.ENODEV, unix.ENXIO:
+	case unix.ENOENT, unix.ENODEV, unix.ENXIO, unix.EOPNOTSUPP, unix.EAFNOSUPPORT:
 		return berm.Errorf(berm.Unsupported, "no network link: %w", err).WithHint("load the kernel's tun module: modprobe tun")
 	case unix.EACCES, unix.EPERM:
 		return berm.Errorf(berm.Unsupported, "no network link: %w", err).WithHint("let this user open /dev/net/tun (mode 0666, as udev sets it) and make user namespaces")

@@ -36,6 +36,19 @@ func TestMain(m *testing.M) {
 			err = look(fd)
 		}
 		end(err)
+	case "bare": // has no right to a packet socket
+		header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+		var data [2]unix.CapUserData
+		runtime.LockOSThread()
+		err := unix.Capget(&header, &data[0])
+		if err == nil {
+			data[0].Effective &^= 1 << unix.CAP_NET_RAW
+			err = unix.Capset(&header, &data[0])
+		}
+		if err == nil {
+			_, err = link.Make(link.Default)
+		}
+		end(err)
 	case "measure": // makes and drops links, one after another
 		end(measure())
 	case "wait": // is what the link is made for; sends one datagram when told
@@ -99,6 +112,9 @@ func receive(fd int) error {
 		return err
 	}
 	ip := packet[link.HeaderLen:n]
+	if link.Frames(fd) {
+		ip = ip[14:]
+	}
 	// The first that comes: nothing of IPv6's before it.
 	if ip[0] != 0x45 || !net.IP(ip[12:16]).Equal(net.IPv4(10, 0, 2, 15)) || !net.IP(ip[16:20]).Equal(net.IPv4(192, 0, 2, 1)) ||
 		binary.BigEndian.Uint16(ip[22:]) != 7 || !bytes.HasSuffix(ip, []byte("out")) {
@@ -213,17 +229,22 @@ func TestTheLinkOfLeasedIDsIsMadeOutside(t *testing.T) {
 	}
 }
 
-// Who may not open the device is told what is missing.
-func TestAnOrdinaryUserIsToldWhy(t *testing.T) {
+// Who may not open the device gets one of a pair, which looks the same, and who can have neither
+// is told what is missing.
+func TestAnOrdinaryUserWithoutTheDevice(t *testing.T) {
 	info, err := os.Stat("/dev/net/tun")
-	if err != nil || os.Getuid() != 0 || info.Mode().Perm()&0o006 != 0 {
-		t.Skip("missing: a /dev/net/tun that is root's alone, and root's rights to give up")
+	if os.Getuid() != 0 || err == nil && info.Mode().Perm()&0o006 != 0 {
+		t.Skip("missing: root's rights to give up, and a /dev/net/tun that is root's alone or absent")
 	}
 	cmd, _, output := process(t, "inside", 1234567)
-	if err := cmd.Wait(); err == nil {
-		t.Fatal("a link was made")
+	if err := cmd.Wait(); err != nil {
+		t.Errorf("%v: %s", err, output)
 	}
-	if got, want := strings.TrimSpace(output.String()), "no network link: open /dev/net/tun: permission denied"; got != want {
+	cmd, _, output = process(t, "bare", 1234567)
+	if err := cmd.Wait(); err == nil {
+		t.Error("a link was made without rights")
+	}
+	if got, want := strings.TrimSpace(output.String()), "no network link: open /dev/net/tun: permission denied; without it open a packet socket: operation not permitted"; err == nil && got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
