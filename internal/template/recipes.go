@@ -37,7 +37,8 @@ const interpreterDir = "usr/local/lib/berm/interpreter"
 // interpreter is base with Jupyter kernels and a server for them, on port 49999.
 func interpreter() made {
 	r := base()
-	r.Packages = append(r.Packages, "fonts-droid-fallback", "r-cran-irkernel")
+	r.Packages = append(r.Packages, "fonts-droid-fallback", "openjdk-17-jdk-headless", "r-cran-irkernel")
+	r.Include = append(r.Include, "/usr/share/man/man1") // the alternatives of Java are not set up without
 	r.Python = strings.Fields(interpreterPackages)
 	// Whoever installs packages means to, and the sandbox goes with them.
 	r.Files["etc/pip.conf"] = "[global]\nbreak-system-packages = true\n"
