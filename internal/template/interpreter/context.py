@@ -4,12 +4,14 @@ import datetime
 import json
 import logging
 import os
+import re
 import uuid
 
 from kernel import OUTPUT_LIMIT, Died, Kernel, Unanswered
 
 INTERRUPT_GRACE = 10  # seconds that interrupted code has to stop, before its kernel is killed
 QUEUE_LIMIT = 100  # executions that wait for one context
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # not every kernel can be told to leave it out
 
 # The fields of a result, by MIME type. Everything else is told under `extra`.
 FIELDS = {
@@ -116,7 +118,7 @@ class Execution:
             if not self.failed:  # kernels tell errors on both channels
                 self.failed = True
                 self.put(failure(
-                    content.get("ename", ""), content.get("evalue", ""), "\n".join(content.get("traceback") or [])
+                    content.get("ename", ""), content.get("evalue", ""), COLOUR.sub("", "\n".join(content.get("traceback") or []))
                 ))
 
 

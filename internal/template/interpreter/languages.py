@@ -110,7 +110,9 @@ class Java(Language):
 
     def command(self, connection):
         # These kernels live in small sandboxes: little memory and a quick start before peak speed.
-        return ["java", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-jar", self.jar, connection]
+        # The kernel looks into a module of the compiler's that is closed by default.
+        return ["java", "--add-opens=jdk.jshell/jdk.jshell=ALL-UNNAMED", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1",
+                "-jar", self.jar, connection]
 
     def set_env(self, values):
         # A Java program cannot change its environment: they are system properties, as with E2B.

@@ -48,6 +48,10 @@ test('languages', async () => {
   assert.equal(stdout(await sandbox.runCode("const fs = require('fs'); console.log(typeof fs.readFileSync)", { language: 'js' })), 'function\n')
   assert.equal(stdout(await sandbox.runCode('x=5; echo $((x * 2))', { language: 'bash' })), '10\n')
   assert.match((await sandbox.runCode('mean(c(1, 2, 6))', { language: 'r' })).results[0].text, /3/)
+  assert.equal((await sandbox.runCode('int twice(int x) { return x * 2; }\ntwice(21)', { language: 'java' })).text, '42')
+  const failed = await sandbox.runCode('throw new RuntimeException("no");', { language: 'java' })
+  assert.equal(failed.error.name, 'RuntimeException')
+  assert.equal(failed.error.traceback.split('\n')[0], 'java.lang.RuntimeException: no')
   await assert.rejects(sandbox.runCode('x', { language: 'cobol' }), /400/)
 })
 

@@ -96,7 +96,7 @@ while True:
                 for line in filter(None, content["code"].split("\n")):
                     mute = do(line.split(), tell)
             except (Exception, KeyboardInterrupt) as e:
-                reply = {"status": "error", "ename": type(e).__name__, "evalue": str(e), "traceback": ["one", "two"]}
+                reply = {"status": "error", "ename": type(e).__name__, "evalue": str(e), "traceback": ["one", "\x1b[1m\x1b[31mtwo\x1b[0m"]}
                 tell("error", reply)
         shell.send_multipart([identity, *pack(asked.replace("request", "reply"), reply, header)])
         if not mute:
