@@ -14,6 +14,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 	"github.com/berm-sandbox/berm/internal/control"
 )
 
@@ -31,6 +32,8 @@ type Config struct {
 	// Template is what containers are made of. It has an interpreter on port Port.
 	Template string
 	Audit    audit.Emitter
+	// Capture keeps what executions show.
+	Capture *capture.Recorder
 }
 
 // Manager holds the containers of one server. It keeps nothing itself: a container is a sandbox

@@ -2,6 +2,7 @@ package container_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -37,6 +38,7 @@ type world struct {
 	sessions *control.Manager
 	db       *store.DB
 	log      *records
+	records  string // where the blobs of the log are
 	dir      string // the files inside
 }
 
@@ -82,6 +84,26 @@ func (l *records) of(what audit.Type) (found []audit.Record) {
 	return found
 }
 
+// shown is what an execution showed, by its record.
+func (w *world) shown(r audit.Record) (frames []string) {
+	w.t.Helper()
+	if len(r.Blobs) != 1 {
+		w.t.Fatalf("%+v", r)
+	}
+	f, err := os.Open(filepath.Join(w.records, audit.BlobDir, r.Blobs[0].SHA256[:2], r.Blobs[0].SHA256))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer f.Close()
+	for reader := audit.NewFrameReader(f); ; {
+		frame, err := reader.Read()
+		if err != nil {
+			return frames
+		}
+		frames = append(frames, string(frame.Stream)+" "+string(frame.Data))
+	}
+}
+
 func newWorld(t testing.TB) *world {
 	w := &world{t: t, engine: &enginetest.Engine{}, inside: &containertest.Interpreter{}, log: &records{}, dir: t.TempDir()}
 	w.engine.Ports = containertest.Ports(t, w.inside, w.dir)
@@ -104,8 +126,10 @@ func (w *world) start() {
 	if err := w.sessions.Start(context.Background()); err != nil {
 		w.t.Fatal(err)
 	}
-	inside := router.Inside{Sessions: w.sessions, Capture: capture.New(w.log, w.t.TempDir(), true, log)}
-	w.Manager = container.New(container.Config{Sessions: w.sessions, Inside: inside, Template: "base", Audit: w.log})
+	w.records = w.t.TempDir()
+	recorder := capture.New(w.log, w.records, true, log)
+	inside := router.Inside{Sessions: w.sessions, Capture: recorder}
+	w.Manager = container.New(container.Config{Sessions: w.sessions, Inside: inside, Template: "base", Audit: w.log, Capture: recorder})
 }
 
 // end ends the server and all that there is.
@@ -530,6 +554,16 @@ func TestExecution(t *testing.T) {
 	first, last := starts[0].Data.(audit.Command), exits[0].Data.(audit.Command)
 	if first.Argv[0] != "python" || !strings.HasPrefix(first.Argv[1], "print a\n") || first.Env[0] != "E" || *last.Code != 0 || starts[0].TraceID != exits[0].TraceID || starts[0].Sandbox != c.ID {
 		t.Errorf("%+v, %+v", starts[0], exits[0])
+	}
+	want = []string{"o a\n", "o v\n", fmt.Sprintf("o 1\n[png: 2 bytes, sha256 %x]\n[chart: 14 bytes, sha256 %x]\n", sha256.Sum256([]byte("hi")), sha256.Sum256([]byte(`{"type":"bar"}`)))}
+	if got := w.shown(exits[0]); !slices.Equal(got, want) || last.Output != int64(len(strings.Join(want, ""))-2*len(want)) {
+		t.Errorf("%q, %d bytes", got, last.Output)
+	}
+	if got := w.shown(exits[1]); len(got) != 1 || !strings.HasPrefix(got[0], "e ") || !strings.Contains(got[0], "ValueError") {
+		t.Errorf("%q", got)
+	}
+	if got := w.shown(exits[2]); !slices.Equal(got, []string{"o a\n"}) {
+		t.Errorf("%q", got)
 	}
 	if timedOut := exits[2]; timedOut.Outcome != audit.Failed || timedOut.Data.(audit.Command).Signal != "SIGINT" {
 		t.Errorf("%+v", timedOut)

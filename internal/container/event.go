@@ -3,8 +3,11 @@ package container
 import (
 	"bufio"
 	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"unicode/utf8"
 
@@ -39,6 +42,35 @@ type Result struct {
 	Chart      json.RawMessage `json:"chart,omitempty"` // what a figure shows
 	Extra      json.RawMessage `json:"extra,omitempty"` // by other MIME types
 	Main       bool            `json:"is_main_result"`  // the value of the last expression
+}
+
+// plain is a result for the log: its text, and of the other forms that it has the size and the hash, by
+// which they can be told again.
+func (e *Result) plain() []byte {
+	var text bytes.Buffer
+	if e.Text != "" {
+		text.WriteString(e.Text + "\n")
+	}
+	for _, form := range []struct {
+		name, value string
+		binary      bool
+	}{
+		{"html", e.HTML, false}, {"markdown", e.Markdown, false}, {"svg", e.SVG, false}, {"png", e.PNG, true}, {"jpeg", e.JPEG, true},
+		{"pdf", e.PDF, true}, {"latex", e.LaTeX, false}, {"javascript", e.JavaScript, false}, {"json", string(e.JSON), false},
+		{"data", string(e.Data), false}, {"chart", string(e.Chart), false},
+	} {
+		if form.value == "" {
+			continue
+		}
+		content := []byte(form.value)
+		if form.binary {
+			if decoded, err := base64.StdEncoding.DecodeString(form.value); err == nil {
+				content = decoded
+			}
+		}
+		fmt.Fprintf(&text, "[%s: %d bytes, sha256 %x]\n", form.name, len(content), sha256.Sum256(content))
+	}
+	return text.Bytes()
 }
 
 // Failure is an exception that code did not catch.

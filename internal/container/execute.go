@@ -16,6 +16,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/capture"
 )
 
 // Port is where an interpreter listens inside, as E2B's does.
@@ -79,7 +80,7 @@ func (m *Manager) Execute(ctx context.Context, id berm.SandboxID, e Execution, a
 	begin := time.Now()
 	run, cancel := context.WithTimeoutCause(ctx, cmp.Or(e.Timeout, DefaultTimeout), errTimeout)
 	defer cancel()
-	status, err := Completed, m.execute(run, c, e, actor, each, &record.failed)
+	status, err := Completed, m.execute(run, c, e, actor, each, record)
 	switch {
 	case errors.Is(context.Cause(run), errTimeout):
 		status, err = TimedOut, nil
@@ -93,7 +94,7 @@ func (m *Manager) Execute(ctx context.Context, id berm.SandboxID, e Execution, a
 	return status, nil
 }
 
-func (m *Manager) execute(ctx context.Context, c Container, e Execution, actor audit.Actor, each func(Event) error, failed *bool) error {
+func (m *Manager) execute(ctx context.Context, c Container, e Execution, actor audit.Actor, each func(Event) error, record *execution) error {
 	body, err := m.ask(ctx, c, actor, http.MethodPost, "/execute", struct {
 		Code     string            `json:"code"`
 		Context  string            `json:"context_id,omitempty"`
@@ -105,9 +106,7 @@ func (m *Manager) execute(ctx context.Context, c Container, e Execution, actor a
 	}
 	defer body.Close()
 	return read(body, func(event Event) error {
-		if _, ok := event.(*Failure); ok {
-			*failed = true
-		}
+		record.show(event)
 		return each(event)
 	})
 }
@@ -116,13 +115,31 @@ func (m *Manager) execute(ctx context.Context, c Container, e Execution, actor a
 type execution struct {
 	data   audit.Command
 	trace  string
+	shown  *capture.Output
 	failed bool // an event told so
+}
+
+// show takes what an execution shows, as a person would read it.
+func (x *execution) show(event Event) {
+	switch e := event.(type) {
+	case *Output:
+		stream := audit.Stdout
+		if e.Type == "stderr" {
+			stream = audit.Stderr
+		}
+		x.shown.Add(stream, []byte(e.Text))
+	case *Result:
+		x.shown.Add(audit.Stdout, e.plain())
+	case *Failure:
+		x.failed = true
+		x.shown.Add(audit.Stderr, []byte(cmp.Or(e.Traceback, e.Name+": "+e.Value)+"\n"))
+	}
 }
 
 // begin records that code is to run: it is told as the command that it stands for.
 func (m *Manager) begin(c Container, e Execution, actor audit.Actor) (*execution, error) {
 	const codeSize, envSize = 12 << 10, 4 << 10
-	x := &execution{trace: strings.ToLower(rand.Text())}
+	x := &execution{trace: strings.ToLower(rand.Text()), shown: m.Capture.Output()}
 	what := audit.Shorten(cmp.Or(e.Language, "python"), 128)
 	if e.Context != "" {
 		what = "context " + audit.Shorten(e.Context, 128)
@@ -143,6 +160,9 @@ func (x *execution) record(c Container, what audit.Type, outcome audit.Outcome, 
 
 // end records how it went. It has happened and cannot be refused any more.
 func (m *Manager) end(c Container, x *execution, took time.Duration, status Status, failure error, actor audit.Actor) {
+	var blobs []audit.Blob
+	var lost error
+	x.data.Output, blobs, lost = x.shown.End()
 	x.data.Millis = took.Milliseconds()
 	outcome, reason, code := audit.OK, "", 0
 	switch {
@@ -156,7 +176,12 @@ func (m *Manager) end(c Container, x *execution, took time.Duration, status Stat
 	default:
 		x.data.Code = &code
 	}
-	if err := m.Audit.Emit(x.record(c, audit.ExecExit, outcome, reason, actor)); err != nil {
+	if lost != nil {
+		reason = strings.TrimPrefix(reason+"; its output is not kept: "+lost.Error(), "; ")
+	}
+	record := x.record(c, audit.ExecExit, outcome, reason, actor)
+	record.Blobs = blobs
+	if err := m.Audit.Emit(record); err != nil {
 		m.Sessions.Log.Error("audit record lost", "sandbox", c.ID, "type", audit.ExecExit, "error", err)
 	}
 }

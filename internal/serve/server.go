@@ -370,7 +370,7 @@ func Run(ctx context.Context, c Config) error {
 		cu.Add(builds.Close)
 	}
 	containers := container.New(container.Config{
-		Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: c.ContainerTemplate, Audit: records,
+		Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: c.ContainerTemplate, Audit: records, Capture: recorder,
 	})
 	api := e2b.New(e2b.Config{Sessions: sessions, Containers: containers, Templates: c.Templates, Builder: builds, UploadKey: seed, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)

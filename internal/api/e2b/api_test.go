@@ -104,7 +104,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 	w.engine.Ports = map[uint16]http.Handler{container.Port: w.inside}
 	recorder := capture.New(w.audit, t.TempDir(), true, log)
 	t.Cleanup(recorder.Close)
-	w.containers = container.New(container.Config{Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: "base", Audit: w.audit})
+	w.containers = container.New(container.Config{Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: "base", Audit: w.audit, Capture: recorder})
 	w.Server = httptest.NewServer(New(Config{Builder: w.builder, Containers: w.containers, UploadKey: make([]byte, 32), Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)

@@ -16,6 +16,34 @@ const (
 	frameCost = 64
 )
 
+// Output is what one command shows that does not run by a guest agent, as its record has it.
+type Output struct {
+	out   output
+	keeps bool
+	began time.Time
+	bytes int64
+}
+
+// Output begins to keep what a command that begins now shows, or only counts it.
+func (c *Recorder) Output() *Output {
+	return &Output{out: output{dir: c.dir}, keeps: c.output, began: time.Now()}
+}
+
+// Add takes a piece, of any size.
+func (o *Output) Add(stream audit.Stream, data []byte) {
+	o.bytes += int64(len(data))
+	if o.keeps {
+		o.out.add(time.Since(o.began), stream, data)
+	}
+}
+
+// End says how many bytes there were and what keeps them. An error says why nothing does. It is
+// called once.
+func (o *Output) End() (bytes int64, blobs []audit.Blob, err error) {
+	blobs, err = o.out.end()
+	return o.bytes, blobs, err
+}
+
 // output keeps the frames of one command.
 type output struct {
 	dir     string
