@@ -59,7 +59,7 @@ func checkValue(value string) error {
 		}
 		rest = rest[at:]
 		if strings.HasPrefix(rest, identityOpen) {
-			return berm.Errorf(berm.Unsupported, "identity tokens are not issued here").
+			return berm.Errorf(berm.Unsupported, "this server issues no identity tokens").
 				WithHint("keep a token as a secret and write ${e2b.secrets.NAME}")
 		}
 		name, after, ok := strings.Cut(strings.TrimPrefix(rest, secretOpen), "}")

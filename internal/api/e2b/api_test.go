@@ -508,7 +508,12 @@ func TestCreateRefusals(t *testing.T) {
 		`{"templateID":"base","network":{"httpsPorts":[70000]}}`:                                       400,
 		`{"templateID":"base","network":{"httpsPorts":[49983]}}`:                                       400,
 		`{"templateID":"base","volumeMounts":[{"name":"a","path":"/b"}]}`:                              501,
-		`{"templateID":"base","iam":{"tokens":{}}}`:                                                    501,
+		`{"templateID":"base","iam":{"tokens":{"a":{"audience":"b","tokenType":"JWT-SVID"}}}}`:         501,
+		`{"templateID":"base","iam":{"tokens":{"a":{"audience":"b","tokenType":"JWT"}}}}`:              400,
+		`{"templateID":"base","iam":{"tokens":{"a":{"tokenType":"JWT-SVID"}}}}`:                        400,
+		`{"templateID":"base","iam":{"tokens":{"a}":{"audience":"b","tokenType":"JWT-SVID"}}}}`:        400,
+		`{"templateID":"base","iam":{"tokens":["a"]}}`:                                                 400,
+		`{"templateID":"base","iam":{"tokens":{"a":{},"b":{},"c":{},"d":{},"e":{},"f":{}}}}`:           400,
 		`{"templateID":"base","autoPauseMemory":false}`:                                                400,
 		`{"templateID":"base","autoPause":true,"autoPauseMemory":false,"autoResume":{"enabled":true}}`: 400,
 		`{"templateID":"base","berm":{"level":"none"}}`:                                                201, // the engine in memory takes any
@@ -532,6 +537,7 @@ func TestCreateRefusals(t *testing.T) {
 	if len(w.engine.Specs) > 0 {
 		t.Error("a refused request reached the engine")
 	}
+	w.want(201, "POST", "/sandboxes", `{"templateID":"base","iam":{"tokens":{}}}`)
 }
 
 func TestIDs(t *testing.T) {

@@ -19,20 +19,20 @@ import (
 const clientID = "berm"
 
 type newSandbox struct {
-	TemplateID      string                      `json:"templateID"`
-	Timeout         *int64                      `json:"timeout"`
-	Secure          *bool                       `json:"secure"`
-	AutoPause       bool                        `json:"autoPause"`
-	AutoPauseMemory *bool                       `json:"autoPauseMemory"`
-	AutoResume      *struct{ Enabled bool }     `json:"autoResume"`
-	Internet        *bool                       `json:"allow_internet_access"`
-	Network         *network                    `json:"network"`
-	Metadata        map[string]string           `json:"metadata"`
-	EnvVars         map[string]string           `json:"envVars"`
-	VolumeMounts    []json.RawMessage           `json:"volumeMounts"`
-	MCP             json.RawMessage             `json:"mcp"`
-	IAM             *map[string]json.RawMessage `json:"iam"`
-	Berm            *wishes                     `json:"berm"`
+	TemplateID      string                  `json:"templateID"`
+	Timeout         *int64                  `json:"timeout"`
+	Secure          *bool                   `json:"secure"`
+	AutoPause       bool                    `json:"autoPause"`
+	AutoPauseMemory *bool                   `json:"autoPauseMemory"`
+	AutoResume      *struct{ Enabled bool } `json:"autoResume"`
+	Internet        *bool                   `json:"allow_internet_access"`
+	Network         *network                `json:"network"`
+	Metadata        map[string]string       `json:"metadata"`
+	EnvVars         map[string]string       `json:"envVars"`
+	VolumeMounts    []json.RawMessage       `json:"volumeMounts"`
+	MCP             json.RawMessage         `json:"mcp"`
+	IAM             *identity               `json:"iam"`
+	Berm            *wishes                 `json:"berm"`
 }
 
 // wishes is what a creator may say beyond E2B.
@@ -198,11 +198,11 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 			return err
 		}
 	}
-	switch {
-	case len(in.VolumeMounts) > 0:
+	if len(in.VolumeMounts) > 0 {
 		return berm.Errorf(berm.Unsupported, "This version of Berm does not have volumes: volumeMounts cannot be honoured")
-	case in.IAM != nil && len(*in.IAM) > 0:
-		return berm.Errorf(berm.Unsupported, "This version of Berm does not have workload identity: iam cannot be honoured")
+	}
+	if err := in.IAM.check(); err != nil {
+		return err
 	}
 	if string(in.MCP) != "null" {
 		request.MCP = in.MCP
