@@ -1,0 +1,118 @@
+package notify
+
+import (
+	"encoding/binary"
+	"os"
+	"slices"
+	"testing"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// memoryPages is how much of the memory that FuzzMemory reads is there; a page follows that is not.
+const memoryPages = 3
+
+// region is a part of this process' memory.
+type region struct {
+	base  uint64
+	bytes []byte
+	left  bool // something was looked for elsewhere in the memory of this process
+}
+
+func (r *region) at(address uint64) (byte, bool) {
+	if address < r.base || address-r.base >= uint64(len(r.bytes)) {
+		// The next page is not there, and no address of a process begins with a one.
+		r.left = r.left || address>>63 == 0 && address-r.base >= uint64(len(r.bytes)+os.Getpagesize())
+		return 0, false
+	}
+	return r.bytes[address-r.base], true
+}
+
+// argv reads arguments byte by byte.
+func (r *region) argv(list uint64) (argv []string, cut bool) {
+	left := maxArgs
+	for len(argv) < maxArgv {
+		var word [8]byte
+		for i := range word {
+			b, ok := r.at(list + uint64(8*len(argv)+i))
+			if !ok {
+				return argv, len(argv) > 0
+			}
+			word[i] = b
+		}
+		arg := binary.NativeEndian.Uint64(word[:])
+		if arg == 0 {
+			return argv, false
+		}
+		var text []byte
+		for ; len(text) < left; arg++ {
+			b, ok := r.at(arg)
+			if !ok || b == 0 {
+				break
+			}
+			text = append(text, b)
+		}
+		argv = append(argv, string(text))
+		if left -= len(text) + 1; left <= 0 {
+			return argv, true
+		}
+	}
+	return argv, true
+}
+
+// FuzzMemory reads arguments from memory that holds anything, up to a page that is not there, and
+// compares what comes with what a plain reader finds.
+func FuzzMemory(f *testing.F) {
+	word := func(words ...uint64) (b []byte) {
+		for _, w := range words {
+			b = binary.NativeEndian.AppendUint64(b, w)
+		}
+		return b
+	}
+	size := uint64(memoryPages * os.Getpagesize())
+	f.Add(append(word(24, 27, 0), "ls\x00-l\x00"...), uint16(0))
+	f.Add(append(word(24, 24, 24), make([]byte, 9)...), uint16(0))    // texts without a byte
+	f.Add(append(word(0, 16, 1<<63), "no end"...), uint16(8))         // a list that runs into the text
+	f.Add(word(slices.Repeat([]uint64{size - 1}, 300)...), uint16(0)) // more than are told, at the edge
+	f.Add(word(^uint64(0), ^uint64(7), size, size-3), uint16(0))
+	f.Add([]byte("unaligned\x00\x01\x00\x00"), uint16(3))
+	f.Fuzz(func(t *testing.T, content []byte, at uint16) {
+		page := os.Getpagesize()
+		mapped, err := unix.Mmap(-1, 0, (memoryPages+1)*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_ANON|unix.MAP_PRIVATE)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Munmap(mapped) }()
+		if err := unix.Mprotect(mapped[memoryPages*page:], unix.PROT_NONE); err != nil {
+			t.Fatal(err)
+		}
+		r := region{base: uint64(uintptr(unsafe.Pointer(&mapped[0]))), bytes: mapped[:memoryPages*page]}
+		// What comes ends where the memory ends, and small numbers in it are places there.
+		content = content[:min(len(content), len(r.bytes))]
+		start := len(r.bytes) - len(content)
+		copy(r.bytes[start:], content)
+		for i := start; i+8 <= len(r.bytes); i += 8 {
+			if w := binary.NativeEndian.Uint64(r.bytes[i:]); w != 0 && w <= uint64(len(content))+8 {
+				binary.NativeEndian.PutUint64(r.bytes[i:], r.base+uint64(start)+w)
+			}
+		}
+		list := r.base + uint64(start) + uint64(at)
+		want, wantCut := r.argv(list)
+		m := memory{pid: os.Getpid()}
+		got, cut := m.argv(list)
+		if !r.left && (!slices.Equal(got, want) || cut != wantCut) {
+			t.Errorf("%q, %v, want %q, %v", got, cut, want, wantCut)
+		}
+		all := 0
+		for _, arg := range got {
+			all += len(arg)
+		}
+		if all > maxArgs || len(got) > maxArgv {
+			t.Errorf("%d arguments of %d bytes", len(got), all)
+		}
+		if text, _ := m.text(list, maxPath); len(text) > maxPath || slices.Contains(text, 0) {
+			t.Errorf("a path of %d bytes: %q", len(text), text)
+		}
+	})
+}
