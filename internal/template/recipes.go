@@ -22,7 +22,7 @@ func httpbin() made {
 // Interpreter is the name of the template of the code interpreter, as E2B's clients ask for it.
 const Interpreter = "code-interpreter-v1"
 
-//go:embed interpreter/*.py interpreter/matplotlibrc
+//go:embed interpreter/*.py
 var interpreterFiles embed.FS
 
 // interpreterPackages is what `pip freeze` says of the Python packages of the code interpreter:
@@ -45,6 +45,10 @@ func interpreter() made {
 	r.Setup += `
 # Code may be told to work there, as with E2B; who may use sudo is kept out of nothing.
 chmod 0711 /root
+# Glyphs that matplotlib's own font lacks.
+rc=/usr/local/lib/python3.11/dist-packages/matplotlib/mpl-data/matplotlibrc
+sed -i 's/^#font.family: *sans-serif/&, Droid Sans Fallback/' $rc
+grep -q 'Droid Sans Fallback' $rc
 # What matplotlib finds out once.
 setpriv --reuid 1000 --regid 1000 --clear-groups env HOME=/home/user python3 -c 'import matplotlib.font_manager'
 `

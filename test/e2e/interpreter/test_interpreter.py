@@ -49,6 +49,11 @@ def test_chart(sandbox, kind):
     assert right(result.chart), result.chart.to_dict()
 
 
+def test_glyphs(sandbox):
+    run = sandbox.run_code("import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.title('Zürich 東京 Москва')\nplt.show()")
+    assert (run.logs.stderr, run.results[0].chart.title) == ([], "Zürich 東京 Москва")  # no warning of a missing glyph
+
+
 def test_images(sandbox):
     for code in ("image.show()", "image", "image.save('/tmp/image.png')"):
         run = sandbox.run_code("from PIL import Image\nimage = Image.new('RGB', (4, 3), 'red')\n" + code)
