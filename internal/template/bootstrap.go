@@ -93,7 +93,7 @@ const debianGlibc = 36
 const installWheels = `set -e
 python3 -m pip install --quiet --no-index --no-deps --no-compile --break-system-packages --root-user-action=ignore /.wheels/*.whl
 rm -r /.wheels
-python3 -m compileall -q -f --invalidation-mode unchecked-hash /usr/lib/python3 /usr/lib/python3.11 /usr/local/lib/python3.11 || true`
+python3 -m compileall -q -j 0 -f --invalidation-mode unchecked-hash /usr/lib/python3 /usr/lib/python3.11 /usr/local/lib/python3.11 || true`
 
 // packageList is where the built tree lists its packages, for the record.
 const packageList = "usr/share/berm/packages"
