@@ -153,7 +153,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			return err
 		}
 		c.Templates = newTemplates(cmd.Context(), images, c.Log)
-		if os.Geteuid() == 0 { // an ordinary user's layers cannot be read from outside
+		if os.Geteuid() == 0 || images.Shifted() { // with one id no image can be made into what sandboxes need
 			c.Images = images
 		}
 		c.Drivers = func(watch serve.Watch) ([]berm.Driver, error) {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"maps"
 	"path"
 	"slices"
@@ -484,8 +483,7 @@ func (r *running) inside(ctx context.Context, g template.Stage, do func(*sandbox
 	if err := failpoint.Hit("builder.done"); err != nil {
 		return err
 	}
-	// What the step left running must not write while its files are read.
-	if err := r.b.Sessions.Pause(ctx, s.id, system); err != nil {
+	if err := s.still(ctx); err != nil {
 		return err
 	}
 	held, err := r.b.Sessions.Policy(ctx, s.id)
@@ -502,7 +500,7 @@ func (r *running) inside(ctx context.Context, g template.Stage, do func(*sandbox
 		return err
 	}
 	defer release()
-	layer, size, entries, err := r.layer(ctx, g, held.IDBase, written)
+	layer, size, entries, err := r.b.Store.AddWritten(ctx, g.Layers, written, held.IDBase)
 	if err != nil {
 		return err
 	}
@@ -516,22 +514,4 @@ func (r *running) inside(ctx context.Context, g template.Stage, do func(*sandbox
 		then(&g)
 	}
 	return r.reach(g)
-}
-
-// layer makes a layer of what a sandbox wrote.
-func (r *running) layer(ctx context.Context, g template.Stage, base int, written *berm.Written) (l berm.Layer, size int64, entries int, err error) {
-	from, to := io.Pipe()
-	packed := make(chan error, 1)
-	go func() {
-		var err error
-		entries, err = pack(ctx, written, base, to)
-		_ = to.CloseWithError(err)
-		packed <- err
-	}()
-	l, size, err = r.b.Store.AddLayer(ctx, g.Layers, from)
-	_ = from.CloseWithError(err)
-	if failed := <-packed; failed != nil && (err == nil || ctx.Err() == nil && !errors.Is(failed, err)) {
-		err = cmp.Or(failed, err)
-	}
-	return l, size, entries, err
 }

@@ -2,6 +2,7 @@ package builder
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,9 +40,13 @@ func (b *Builder) newSandbox(ctx context.Context, build *build, from *template.S
 		ID: build.TemplateID, BuildID: build.ID, Layers: from.Layers, Limits: build.Limits,
 		User: from.User, Workdir: from.Workdir, Env: from.Env, Setuid: from.Setuid,
 	}
+	limits := berm.Limits{Disk: max(build.Limits.Disk, buildDisk)}
+	if b.Store.Shifted() { // a limited disk is in memory, where only what is inside sees it
+		of.Limits.Disk, limits.Disk = 0, 0
+	}
 	info, err := b.Sessions.Create(ctx, control.CreateRequest{
 		Template: string(build.TemplateID), Of: &of, Level: berm.Namespace, Timeout: stepTime + time.Minute, Secure: true,
-		Limits:   berm.Limits{Disk: max(build.Limits.Disk, buildDisk)},
+		Limits:   limits,
 		Metadata: map[string]string{"berm.build": string(build.ID)}, Actor: actor,
 	})
 	if err != nil {
@@ -82,6 +87,30 @@ func (s *sandbox) kill() error {
 		return nil
 	}
 	return err
+}
+
+// still keeps what a step left running from writing while its files are read: it is frozen, or where
+// nothing can be frozen ended.
+func (s *sandbox) still(ctx context.Context) error {
+	err := s.sessions.Pause(ctx, s.id, system)
+	if err == nil || berm.KindOf(err) != berm.Unsupported {
+		return err
+	}
+	// All but who says so and the first process, which begins the guest agent anew (kill(2)). As the
+	// agent goes too, what tells that it happened is that another one follows.
+	agent := func() (pid string, err error) {
+		err = s.run(ctx, command{user: "root", workdir: "/", argv: []string{"/bin/sh", "-c", "echo $PPID"}, line: func(_ bool, text string) { pid = text }})
+		return pid, err
+	}
+	before, err := agent()
+	if err != nil {
+		return &insideError{err}
+	}
+	_ = s.run(ctx, command{user: "root", workdir: "/", argv: []string{"/bin/sh", "-c", "kill -9 -1"}, line: func(bool, string) {}})
+	if after, err := agent(); err != nil || after == before {
+		return &insideError{fmt.Errorf("what the step left running could not be ended: %w", cmp.Or(err, errors.New("the guest agent goes on")))}
+	}
+	return nil
 }
 
 // command is a program to run inside.

@@ -111,10 +111,14 @@ const (
 	argTask   = "berm-template-task"
 )
 
+// firstFile is the first descriptor of those that a task was given.
+const firstFile = 5
+
 // tasks is what a helper process can do. Output is one JSON value on descriptor 4.
 var tasks = map[string]func(ctx context.Context, args []byte) (any, error){
 	"bootstrap": func(ctx context.Context, args []byte) (any, error) { return nil, runBootstrap(ctx, args) },
 	"layer":     runAddLayer,
+	"pack":      runPack,
 	"own":       func(_ context.Context, args []byte) (any, error) { return nil, runOwn(args) },
 	"remove":    func(_ context.Context, args []byte) (any, error) { return nil, runRemove(args) },
 }
@@ -184,9 +188,9 @@ func runTask() error {
 }
 
 // inNamespace runs a task as uid 0 of new user, mount, pid, ipc and uts
-// namespaces with the map given. stdin and stdout are the task's. It fails with
-// the task's own error.
-func inNamespace(ctx context.Context, maps idMap, task string, args, result any, dir string, stdin io.Reader, stdout, stderr io.Writer) error {
+// namespaces with the map given. stdin, stdout and the files, from descriptor firstFile on, are the
+// task's. It fails with the task's own error.
+func inNamespace(ctx context.Context, maps idMap, task string, args, result any, dir string, stdin io.Reader, stdout, stderr io.Writer, files ...*os.File) error {
 	// The parent death signal comes when the thread that cloned ends, not the process.
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -220,7 +224,7 @@ func inNamespace(ctx context.Context, maps idMap, task string, args, result any,
 		}
 	}
 	cmd.Dir, cmd.Stdin, cmd.Stdout, cmd.Stderr = dir, stdin, stdout, stderr
-	cmd.ExtraFiles = []*os.File{gateR, replyW}
+	cmd.ExtraFiles = append([]*os.File{gateR, replyW}, files...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
 		// The maps need newuidmap, which wants a living process; these survive the

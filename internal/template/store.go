@@ -104,6 +104,10 @@ func makePrivate(dir string) error {
 	return nil
 }
 
+// Shifted says whether its files belong to subordinate ids, those of an ordinary user: they can
+// neither be read nor made by this process itself.
+func (s *Store) Shifted() bool { return s.ids.shifted() }
+
 // Dir is the store's absolute path.
 func (s *Store) Dir() string { return s.dir }
 

@@ -461,6 +461,12 @@ func use(u *user) (unlimited map[string]string) {
 	}
 	denied()
 
+	if single {
+		u.refused("no subordinate ids", "template", "build", u.dockerfile("FROM box"), "--name", "app")
+	} else {
+		builds(u)
+	}
+
 	// The server dies, and the next one requires limits. What runs inside goes on meanwhile, and is
 	// kept for the next one.
 	const script = `setsid sh -c 'i=0; while [ $i -lt 100 ]; do /bin/busybox true gone-$i; sleep 0.02; i=$((i+1)); done; echo >/tmp/went' >/dev/null 2>&1 &`
@@ -507,10 +513,49 @@ func use(u *user) (unlimited map[string]string) {
 	return unlimited
 }
 
+// dockerfile writes one into a directory with a file "data".
+func (u *user) dockerfile(text string) (dir string) {
+	u.t.Helper()
+	dir = filepath.Join(u.home, "context")
+	err := os.MkdirAll(dir, 0o755)
+	for name, content := range map[string]string{"Dockerfile": text, "data": "copied"} {
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), []byte(content), 0o644)
+		}
+	}
+	if err != nil {
+		u.t.Fatal(err)
+	}
+	return dir
+}
+
+// builds has the server build a template, whose layers hold files of several owners that neither this
+// user nor the others inside may read, and hide some of those below.
+func builds(u *user) {
+	u.t.Helper()
+	dir := u.dockerfile(`FROM box
+RUN mkdir /kept /gone && echo below >/gone/file && echo secret >/kept/mine && chmod 0600 /kept/mine && chown user:user /kept/mine && chmod 0 /kept
+RUN rm -r /gone && mkdir /gone && (sleep 1000 </dev/null >/dev/null 2>&1 &) && ln /kept/mine /kept/linked
+COPY --chown=user:user data /srv/data
+`)
+	u.berm("template", "build", dir, "--name", "app")
+	_, progress, err := u.try("template", "build", dir, "--name", "app")
+	if err != nil || strings.Count(progress, "(cached)") != 3 {
+		u.t.Errorf("again: %v\n%s", err, progress)
+	}
+	id := u.berm("create", "app")
+	const look = `stat -c '%n %a %u' /kept /kept/mine /srv/data /bin/sh; stat -c %h /kept/mine; cat /kept/mine /srv/data; ls -A /gone | wc -l`
+	if out := u.berm("exec", "--user", "root", id, "--", "sh", "-c", look); out != "/kept 0 0\n/kept/mine 600 1000\n/srv/data 644 1000\n/bin/sh 777 0\n2\nsecret\ncopied0" {
+		u.t.Errorf("built: %q", out)
+	}
+	u.berm("kill", id)
+	u.berm("template", "rm", "app")
+}
+
 // wait returns when nothing is left.
 func wait(t *testing.T, left func() string) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	for left() != "" {
 		if ctx.Err() != nil {

@@ -21,8 +21,8 @@ import (
 func building(handle func(*API, http.ResponseWriter, *http.Request) error) func(*API, http.ResponseWriter, *http.Request) error {
 	return func(a *API, w http.ResponseWriter, r *http.Request) error {
 		if a.Builder == nil {
-			return berm.Errorf(berm.Unsupported, "This server builds no templates: it is not one of root").
-				WithHint("berm template import, on that host, makes one of an image")
+			return berm.Errorf(berm.Unsupported, "This server builds no templates: its user has no subordinate ids").
+				WithHint("give it 65536 in /etc/subuid and /etc/subgid there, or make one of an image: berm template import")
 		}
 		return handle(a, w, r)
 	}

@@ -144,7 +144,7 @@ func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 		return &httpError{http.StatusBadRequest, "", err.Error()}
 	case berm.KindOf(err) == berm.NotFound:
 		if _, found := a.Templates.Resolve(r.Context(), ref); found == nil {
-			return berm.Errorf(berm.Unsupported, "This server does not remove templates: it is not one of root").WithHint("berm template rm --local, on that host, removes one")
+			return berm.Errorf(berm.Unsupported, "This server builds and removes no templates: its user has no subordinate ids").WithHint("berm template rm --local, on that host, removes one")
 		}
 	}
 	return err

@@ -1,8 +1,10 @@
-package builder
+package template
 
 import (
 	"archive/tar"
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -17,14 +19,8 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// opaque is how overlayfs marks, with the option userxattr, a directory of which nothing from
-// below is to be seen. OCI's form of it, and of a deleted name, is a file of a certain name.
-const (
-	opaque         = "user.overlay.opaque"
-	overlayXattrs  = "user.overlay."
-	whiteoutPrefix = ".wh."
-	opaqueMarker   = ".wh..wh..opq"
-)
+// overlayXattrs is how the names of overlayfs's own attributes begin.
+const overlayXattrs = "user.overlay."
 
 // apart are what Berm writes into each sandbox, or mounts there: none of it is the template's.
 var apart = map[string]bool{
@@ -32,24 +28,67 @@ var apart = map[string]bool{
 	"run/e2b": true, "proc": true, "sys": true, "dev": true,
 }
 
-// pack writes what a sandbox wrote as a layer in the form of OCI's, and returns how many entries
-// it has. The sandbox must stand still. Hostile code made the tree: nothing is opened but
-// directories and regular files, below the tree's root and without following links. base is the
-// host's id of the sandbox's root.
-func pack(ctx context.Context, w *berm.Written, base int, out io.Writer) (entries int, err error) {
-	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", w.Upper.Fd()))
-	if err != nil {
-		return 0, berm.Errorf(berm.Internal, "open the writable layer: %w", err)
+// AddWritten makes a layer of what a sandbox wrote over others, and returns it with its size in bytes
+// on disk and the number of its entries; of none no layer is made. The sandbox must stand still; base is
+// the host's id of its root where the server is root. The caller holds the store. Kinds as of AddLayer.
+func (s *Store) AddWritten(ctx context.Context, below []berm.Layer, w *berm.Written, base int) (l berm.Layer, size int64, entries int, err error) {
+	from, to := io.Pipe()
+	packed := make(chan error, 1)
+	go func() {
+		var err error
+		entries, err = s.pack(ctx, w, base, to)
+		_ = to.CloseWithError(err)
+		packed <- err
+	}()
+	l, size, err = s.AddLayer(ctx, below, from)
+	_ = from.CloseWithError(err)
+	if failed := <-packed; failed != nil && (err == nil || ctx.Err() == nil && !errors.Is(failed, err)) {
+		err = cmp.Or(failed, err)
 	}
-	defer root.Close()
-	p := &packer{root: root, base: base, archive: tar.NewWriter(out), links: map[uint64]string{}, buf: make([]byte, 256<<10)}
-	for _, l := range slices.Backward(w.Layers) {
-		lower, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", l.Fd()))
+	return l, size, entries, err
+}
+
+// pack writes what a sandbox wrote as a layer in the form of OCI's, and returns how many entries
+// it has. What belongs to subordinate ids is read where they are root's.
+func (s *Store) pack(ctx context.Context, w *berm.Written, base int, out io.Writer) (entries int, err error) {
+	trees := append([]*os.File{w.Upper}, w.Layers...)
+	if !s.ids.shifted() {
+		return packTrees(ctx, trees, base, 0, out)
+	}
+	err = inNamespace(ctx, s.ids.storageMap(), "pack", len(trees), &entries, s.dir, nil, out, os.Stderr, trees...)
+	return entries, err
+}
+
+// runPack is pack in the helper process: as the store's, the ids of what a sandbox wrote begin at 1
+// there.
+func runPack(ctx context.Context, args []byte) (any, error) {
+	var n int
+	if err := json.Unmarshal(args, &n); err != nil {
+		return nil, err
+	}
+	var trees []*os.File
+	for i := range n {
+		trees = append(trees, os.NewFile(uintptr(firstFile+i), "layer"))
+	}
+	return packTrees(ctx, trees, 1, 1, os.Stdout)
+}
+
+// packTrees packs the first of trees over the others, of which the lowest comes first. Hostile code
+// made it: nothing is opened but directories and regular files, below the tree's root and without
+// following links. base is the id that root has in it, and below in the others.
+func packTrees(ctx context.Context, trees []*os.File, base, below int, out io.Writer) (entries int, err error) {
+	p := &packer{base: base, belowBase: below, archive: tar.NewWriter(out), links: map[uint64]string{}, buf: make([]byte, 256<<10)}
+	for i, tree := range trees {
+		root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", tree.Fd()))
 		if err != nil {
 			return 0, berm.Errorf(berm.Internal, "open a layer: %w", err)
 		}
-		defer lower.Close()
-		p.lower = append(p.lower, lower)
+		defer root.Close()
+		if i == 0 {
+			p.root = root
+		} else {
+			p.lower = append([]*os.Root{root}, p.lower...)
+		}
 	}
 	if err := p.walk(ctx, "."); err != nil {
 		return 0, err
@@ -96,11 +135,13 @@ type packer struct {
 	root    *os.Root
 	lower   []*os.Root    // highest first
 	pending []*tar.Header // directories as they are below, on the way to what is told next
-	base    int
-	archive *tar.Writer
-	links   map[uint64]string // first names of files with several, by inode
-	entries int
-	buf     []byte
+	base    int           // the id of root
+	// belowBase is that in the layers below.
+	belowBase int
+	archive   *tar.Writer
+	links     map[uint64]string // first names of files with several, by inode
+	entries   int
+	buf       []byte
 }
 
 // write tells of an entry, and of the directories on the way to it.
@@ -124,7 +165,7 @@ func (p *packer) below(name string, st *syscall.Stat_t) bool {
 	for _, lower := range p.lower {
 		if info, err := lower.Lstat(name); err == nil {
 			was, ok := info.Sys().(*syscall.Stat_t)
-			return ok && was.Mode == st.Mode && int(was.Uid) == int(st.Uid)-p.base && int(was.Gid) == int(st.Gid)-p.base
+			return ok && was.Mode == st.Mode && int(was.Uid)-p.belowBase == int(st.Uid)-p.base && int(was.Gid)-p.belowBase == int(st.Gid)-p.base
 		}
 	}
 	return false
@@ -226,7 +267,7 @@ func (p *packer) attributes(f *os.File, h *tar.Header) (hidden bool, err error) 
 		switch {
 		case err != nil:
 			return false, err
-		case name == opaque:
+		case name == opaqueXattr:
 			hidden = string(value[:n]) == "y"
 		case !strings.HasPrefix(name, overlayXattrs):
 			if h.PAXRecords == nil {
