@@ -19,7 +19,7 @@ import (
 var (
 	createPoints   = []string{"launch.enter", "launch.cgroup", "launch.mounts", "launch.stage", "launch.spawn", "launch.ready", "monitor.listen"}
 	restorePoints  = []string{"launch.stage", "launch.renew", "launch.ready"}
-	snapshotPoints = []string{"launch.released", "launch.stopped", "launch.memory", "launch.synced", "launch.saved"}
+	snapshotPoints = []string{"launch.released", "launch.unanswered", "launch.stopped", "launch.memory", "launch.synced", "launch.saved"}
 )
 
 // variable has the failpoints of a monitor, which it reads when it starts.
@@ -191,7 +191,7 @@ func TestMonitorFails(t *testing.T) {
 		goesOn(t, child)
 		kill(t, child)
 	})
-	each("pause", []string{"launch.paused"}, func(t *testing.T, h drivertest.Harness, point string, crash bool) {
+	each("pause", []string{"launch.unanswered", "launch.paused"}, func(t *testing.T, h drivertest.Harness, point string, crash bool) {
 		s := mustCreate(t, h, point, "")
 		begin(t, s)
 		if err := s.Pause(t.Context()); err == nil {

@@ -844,14 +844,14 @@ func (s *Sandbox) still(stop bool) error {
 	if s.stopped == stop {
 		return nil
 	}
-	method := "Pause"
+	change := s.stop
 	if !stop {
-		method = "Resume"
+		change = s.goOn
 		if err := failpoint.Hit("launch.resume"); err != nil {
 			return err
 		}
 	}
-	if err := s.call(method, struct{}{}, nil); err != nil {
+	if err := change(); err != nil {
 		return err
 	}
 	s.stopped = stop

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -81,7 +82,7 @@ func (s *Sandbox) Checkpoint(dir string) (saved berm.Saved, err error) {
 		return saved, err
 	}
 	begin := time.Now()
-	if err := s.call("Pause", struct{}{}, nil); err != nil {
+	if err := s.stop(); err != nil {
 		return saved, err
 	}
 	var size int64
@@ -95,11 +96,7 @@ func (s *Sandbox) Checkpoint(dir string) (saved berm.Saved, err error) {
 	if err == nil {
 		saved, err = s.Snapshot(dir)
 	}
-	if resumed := s.call("Resume", struct{}{}, nil); resumed != nil {
-		// What does not go on is of no use to anybody.
-		s.Kill()
-		err = errors.Join(err, resumed)
-	}
+	err = errors.Join(err, s.goOn())
 	saved.Memory, saved.Size, saved.Stopped = true, saved.Size+size, time.Since(begin)
 	return saved, err
 }
@@ -133,26 +130,56 @@ func (s *Sandbox) saveMemory(dir string) (size int64, err error) {
 	return size, nil
 }
 
-// callPatience bounds one call to gVisor: much memory takes long to write.
-const callPatience = 4 * time.Minute
+const (
+	// callPatience bounds one call to gVisor: much memory takes long to write.
+	callPatience = 4 * time.Minute
+	// stopPatience bounds how long gVisor may take to stop what runs inside, and then to let it go
+	// on: whoever asked for it has not given up by then.
+	stopPatience = 10 * time.Second
+)
 
-// call has gVisor's kernel do something: JSON on its socket, with descriptors (pkg/urpc).
-func (s *Sandbox) call(method string, arg any, files []*os.File) error {
-	failed := func(err error) error {
-		if s.ending.Load() {
-			return berm.Errorf(berm.NotFound, "the sandbox is dead: %s: %w", method, err)
-		}
-		return fault("have gVisor do "+method, err)
-	}
+// kernel is a connection to gVisor's, which takes the calls on it one after the other
+// (pkg/urpc.Server.handleRegistered).
+type kernel struct {
+	*net.UnixConn
+	s       *Sandbox
+	answers *json.Decoder
+}
+
+func (s *Sandbox) kernel() (*kernel, error) {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s/runsc-%s.sock", s.root.Fd(), stageState, s.order.ID)})
 	if err != nil {
-		return failed(err)
+		return nil, s.uncalled("connect", err)
 	}
-	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(callPatience))
+	return &kernel{conn, s, json.NewDecoder(conn)}, nil
+}
+
+// uncalled is why gVisor did not do what it was to.
+func (s *Sandbox) uncalled(method string, err error) error {
+	if s.ending.Load() {
+		return berm.Errorf(berm.NotFound, "the sandbox is dead: %s: %w", method, err)
+	}
+	return fault("have gVisor do "+method, err)
+}
+
+// call has gVisor's kernel do something.
+func (s *Sandbox) call(method string, arg any, files []*os.File) error {
+	k, err := s.kernel()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	if err := k.send(method, arg, files); err != nil {
+		return err
+	}
+	return k.answer(method, callPatience)
+}
+
+// send is JSON, with descriptors (pkg/urpc).
+func (k *kernel) send(method string, arg any, files []*os.File) error {
 	raw, err := json.Marshal(map[string]any{"method": "containerManager." + method, "arg": arg})
 	if err != nil {
-		return failed(err)
+		return k.s.uncalled(method, err)
 	}
 	var rights []byte
 	if len(files) > 0 {
@@ -162,23 +189,95 @@ func (s *Sandbox) call(method string, arg any, files []*os.File) error {
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	if _, _, err := conn.WriteMsgUnix(raw, rights, nil); err != nil {
-		return failed(err)
+	_ = k.SetDeadline(time.Now().Add(stopPatience))
+	if _, _, err := k.WriteMsgUnix(raw, rights, nil); err != nil {
+		return k.s.uncalled(method, err)
 	}
+	return nil
+}
+
+// taken waits until gVisor has read what was sent: a second call that it reads together with the
+// first is lost (pkg/urpc.unmarshal).
+func (k *kernel) taken() error {
+	raw, err := k.SyscallConn()
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(stopPatience); ; time.Sleep(time.Millisecond) {
+		left := 0
+		if failed := raw.Control(func(fd uintptr) { left, err = unix.IoctlGetInt(int(fd), unix.SIOCOUTQ) }); failed != nil {
+			return failed
+		}
+		if err != nil || left == 0 {
+			return err
+		}
+		if time.Now().After(end) {
+			return k.s.uncalled("anything", os.ErrDeadlineExceeded)
+		}
+	}
+}
+
+// answer waits for that of the first call that has none yet.
+func (k *kernel) answer(method string, patience time.Duration) error {
+	_ = k.SetDeadline(time.Now().Add(patience))
 	var answer struct {
 		Success bool
 		Err     string
 	}
-	if err := json.NewDecoder(conn).Decode(&answer); err != nil {
-		return failed(err)
+	if err := k.answers.Decode(&answer); err != nil {
+		k.answers = json.NewDecoder(io.MultiReader(k.answers.Buffered(), k.UnixConn)) // it keeps to an error
+		return k.s.uncalled(method, err)
 	}
 	if strings.Contains(answer.Err, unix.ENOSPC.Error()) {
 		return noRoom(errors.New(answer.Err))
 	}
 	if !answer.Success {
-		return failed(errors.New(answer.Err))
+		return k.s.uncalled(method, errors.New(answer.Err))
 	}
 	return nil
+}
+
+// stop has gVisor stop what runs inside. It counts how often it was told so, and cannot be asked; so
+// where it does not answer it is told to let all go on once it has stopped, and answers that, or is
+// of no use to anybody.
+func (s *Sandbox) stop() error {
+	k, err := s.kernel()
+	if err != nil {
+		return err
+	}
+	defer k.Close()
+	if err = k.send("Pause", struct{}{}, nil); err != nil {
+		return err
+	}
+	if err = failpoint.Hit("launch.unanswered"); err == nil {
+		err = k.answer("Pause", stopPatience)
+	}
+	if err == nil || berm.KindOf(err) == berm.NotFound {
+		return err
+	}
+	back := k.taken()
+	if back == nil {
+		back = k.send("Resume", struct{}{}, nil)
+	}
+	for _, late := range []string{"Pause", "Resume"} {
+		if back == nil {
+			back = k.answer(late, stopPatience)
+		}
+	}
+	if back != nil {
+		s.Kill()
+		return errors.Join(err, back)
+	}
+	return berm.Errorf(berm.Unavailable, "gVisor did not stop what runs inside within %s, and it goes on: %w", stopPatience, err)
+}
+
+// goOn has gVisor let go on what it stopped. Of one that does not answer nobody knows whether it did.
+func (s *Sandbox) goOn() error {
+	err := s.call("Resume", struct{}{}, nil)
+	if err != nil && berm.KindOf(err) != berm.NotFound {
+		s.Kill()
+	}
+	return err
 }
 
 // askAgent has the guest agent do something about its connections, and waits until it is done.
