@@ -15,6 +15,7 @@ import (
 	"strconv"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
@@ -44,14 +45,20 @@ type Driver struct {
 	config            Config
 	probed            func() found
 	init, agent       string // paths of the executables that run inside
+	turns             *semaphore.Weighted
 }
+
+// atOnce is how many sandboxes may start at a time; others wait in the order in which they came. A
+// start is processor time above all: more at once are not there sooner, and each has only so long
+// until its agent must serve.
+var atOnce = max(4, 2*int64(runtime.NumCPU()))
 
 var _ berm.Driver = (*Driver)(nil)
 
 // New returns a driver whose sandboxes are made by host, which the caller closes. Kinds:
 // Unsupported (no helpers in this build), Internal.
 func New(host *namespace.Driver, config Config) (*Driver, error) {
-	d := &Driver{Driver: host, config: config}
+	d := &Driver{Driver: host, config: config, turns: semaphore.NewWeighted(atOnce)}
 	d.probed = once(config)
 	for name, path := range map[string]*string{embedded.Init: &d.init, embedded.Guest: &d.agent} {
 		var err error
@@ -81,7 +88,20 @@ func (d *Driver) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		return nil, berm.Errorf(berm.Unsupported, "level gvisor has no seccomp profile %q: system calls inside are gVisor's", spec.Profile).
 			WithHint("leave the profile out, or ask for level namespace")
 	}
+	if err := d.turn(ctx); err != nil {
+		return nil, err
+	}
+	defer d.turns.Release(1)
 	return d.Make(ctx, spec, func(spec berm.Spec, upper launch.Upper) (launch.Order, error) { return d.wall(f, spec, upper) })
+}
+
+// turn waits until one more sandbox may start.
+func (d *Driver) turn(ctx context.Context) error {
+	if err := d.turns.Acquire(ctx, 1); err != nil {
+		return berm.Errorf(berm.Unavailable, "%d sandboxes are being started, and others were to come first: %w", atOnce, err).
+			WithHint("a pool (--pool) has some started before they are asked for")
+	}
+	return nil
 }
 
 // counter is where a control group of gVisor's own is, until it is covered.
