@@ -17,6 +17,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/process/ledger"
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 )
 
 // Streams makes records of what runs inside sandboxes whose kernel, gVisor's, tells it.
@@ -60,21 +61,15 @@ func handedOver(path string) (*net.UnixConn, error) {
 	}
 	defer conn.Close()
 	_ = conn.SetReadDeadline(time.Now().Add(handOver))
-	rights := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
+	control := rights.Space(1)
+	_, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), control)
 	if err != nil {
 		return nil, err
 	}
-	parts, err := unix.ParseSocketControlMessage(rights[:n])
-	if err != nil || len(parts) != 1 {
-		return nil, errors.Join(errors.New("no stream came"), err)
+	file := rights.File(control[:n], "stream")
+	if file == nil {
+		return nil, errors.New("no stream came")
 	}
-	fds, err := unix.ParseUnixRights(&parts[0])
-	if err != nil || len(fds) != 1 {
-		return nil, errors.Join(errors.New("no stream came"), err)
-	}
-	unix.CloseOnExec(fds[0])
-	file := os.NewFile(uintptr(fds[0]), "stream")
 	defer file.Close()
 	stream, err := net.FileConn(file)
 	if err != nil {

@@ -5,14 +5,12 @@ import (
 	"errors"
 	"io/fs"
 	"net"
-	"os"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
@@ -46,26 +44,15 @@ func (s *sandbox) Writable(ctx context.Context) (berm.Writable, error) {
 func (l *look) receive() {
 	defer close(l.last)
 	defer close(l.now)
-	op, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4*plan.MaxFDs))
+	op, control := make([]byte, 1), rights.Space(plan.MaxFDs)
 	for {
-		n, size, _, _, err := l.conn.ReadMsgUnix(op, rights)
+		n, size, _, _, err := l.conn.ReadMsgUnix(op, control)
 		if n == 0 || err != nil {
 			return
 		}
 		var w *berm.Written
-		if parts, _ := unix.ParseSocketControlMessage(rights[:size]); len(parts) == 1 {
-			if fds, _ := unix.ParseUnixRights(&parts[0]); len(fds) > 0 {
-				w = &berm.Written{}
-				for i, fd := range fds {
-					unix.CloseOnExec(fd)
-					f := os.NewFile(uintptr(fd), "layer")
-					if i == 0 {
-						w.Upper = f
-					} else {
-						w.Layers = append(w.Layers, f)
-					}
-				}
-			}
+		if files := rights.Files(control[:size], "layer"); len(files) > 0 {
+			w = &berm.Written{Upper: files[0], Layers: files[1:]}
 		}
 		switch op[0] {
 		case monitor.LayerLast:

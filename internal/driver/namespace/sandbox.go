@@ -18,6 +18,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
 
@@ -140,21 +141,12 @@ func (s *sandbox) exchange(ctx context.Context, name string, request byte, file 
 			return failed(err)
 		}
 	}
-	rights := make([]byte, unix.CmsgSpace(4))
-	read, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), rights)
+	control := rights.Space(1)
+	read, n, _, _, err := conn.ReadMsgUnix(make([]byte, 1), control)
 	if err != nil || read == 0 {
 		return failed(errors.Join(err, io.ErrUnexpectedEOF))
 	}
-	parts, err := unix.ParseSocketControlMessage(rights[:n])
-	if err != nil || len(parts) != 1 {
-		return nil, nil //nolint:nilnil // there is none
-	}
-	fds, err := unix.ParseUnixRights(&parts[0])
-	if err != nil || len(fds) != 1 {
-		return nil, berm.Errorf(berm.Internal, "the monitor of sandbox %s sent %d descriptors", s.id, len(fds))
-	}
-	unix.CloseOnExec(fds[0])
-	return os.NewFile(uintptr(fds[0]), "link"), nil
+	return rights.File(control[:n], "link"), nil // nil: there is none
 }
 
 // connect opens a byte stream through the guest agent.

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 	"golang.org/x/sys/unix"
 )
 
@@ -184,18 +185,12 @@ func (r *Relay) Close(patience time.Duration) {
 
 // Receive reads the next event from a Relay. It ends with io.EOF when there are no more.
 func Receive(conn *net.UnixConn, buffer []byte) (t Told, err error) {
-	rights := make([]byte, unix.CmsgSpace(4))
-	n, size, _, _, err := conn.ReadMsgUnix(buffer, rights)
+	control := rights.Space(1)
+	n, size, _, _, err := conn.ReadMsgUnix(buffer, control)
 	if err != nil {
 		return t, err
 	}
-	var file *os.File
-	if parts, _ := unix.ParseSocketControlMessage(rights[:size]); len(parts) == 1 {
-		if fds, _ := unix.ParseUnixRights(&parts[0]); len(fds) == 1 {
-			unix.CloseOnExec(fds[0])
-			file = os.NewFile(uintptr(fds[0]), "exe")
-		}
-	}
+	file := rights.File(control[:size], "exe")
 	if err := json.Unmarshal(buffer[:n], &t); err != nil {
 		if file != nil {
 			file.Close()

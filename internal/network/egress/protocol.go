@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
@@ -256,19 +257,13 @@ func (w *Wire) Close() error { return w.conn.Close() }
 
 // Read takes bytes, and keeps the descriptors that come with some.
 func (w *Wire) Read(p []byte) (int, error) {
-	rights := make([]byte, unix.CmsgSpace(3*4))
-	n, rightsLen, _, _, err := w.conn.ReadMsgUnix(p, rights)
-	if rightsLen > 0 {
-		parts, _ := unix.ParseSocketControlMessage(rights[:rightsLen])
-		for i := range parts {
-			fds, _ := unix.ParseUnixRights(&parts[i])
-			for _, fd := range fds {
-				if unix.CloseOnExec(fd); len(w.files) < maxFiles {
-					w.files = append(w.files, os.NewFile(uintptr(fd), "link"))
-				} else {
-					unix.Close(fd)
-				}
-			}
+	control := rights.Space(3)
+	n, controlLen, _, _, err := w.conn.ReadMsgUnix(p, control)
+	for _, file := range rights.Files(control[:controlLen], "link") {
+		if len(w.files) < maxFiles {
+			w.files = append(w.files, file)
+		} else {
+			file.Close()
 		}
 	}
 	if n == 0 && err == nil {

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 )
 
 // Service is one process for all sandboxes of a server, started again when it died: the
@@ -161,9 +162,9 @@ func (s *Service) Close() {
 // Hub is the end of a service for many sandboxes: it has each connection that comes over hub,
 // one descriptor with each byte, attended, until hub ends.
 func Hub(hub *net.UnixConn, attend func(*net.UnixConn)) error {
-	rights := make([]byte, unix.CmsgSpace(4))
+	control := rights.Space(1)
 	for {
-		n, rightsLen, _, _, err := hub.ReadMsgUnix(make([]byte, 1), rights)
+		n, controlLen, _, _, err := hub.ReadMsgUnix(make([]byte, 1), control)
 		if n == 0 && err == nil || errors.Is(err, io.EOF) {
 			return nil
 		}
@@ -171,13 +172,9 @@ func Hub(hub *net.UnixConn, attend func(*net.UnixConn)) error {
 			return berm.Errorf(berm.Internal, "the connection to the server: %w", err)
 		}
 		// Out of descriptors, none came: the connection ended then, and its owner sees it.
-		parts, _ := unix.ParseSocketControlMessage(rights[:rightsLen])
-		for i := range parts {
-			fds, _ := unix.ParseUnixRights(&parts[i])
-			for _, fd := range fds {
-				if conn, err := Conn(os.NewFile(uintptr(fd), "sandbox")); err == nil {
-					go attend(conn)
-				}
+		for _, file := range rights.Files(control[:controlLen], "sandbox") {
+			if conn, err := Conn(file); err == nil {
+				go attend(conn)
 			}
 		}
 	}

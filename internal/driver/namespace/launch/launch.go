@@ -27,6 +27,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
 	"github.com/berm-sandbox/berm/internal/kernel/mount"
 	"github.com/berm-sandbox/berm/internal/kernel/notify"
+	"github.com/berm-sandbox/berm/internal/kernel/rights"
 	"github.com/berm-sandbox/berm/internal/monitor"
 	"github.com/berm-sandbox/berm/internal/network/link"
 	"github.com/berm-sandbox/berm/internal/network/link/outside"
@@ -677,12 +678,12 @@ func (s *Sandbox) receive(message []byte) (n int, link *os.File, err error) {
 	if err != nil {
 		return 0, nil, err
 	}
-	rights := make([]byte, unix.CmsgSpace(4))
-	var rightsLen int
+	control := rights.Space(1)
+	var controlLen int
 	var received error
 	err = raw.Read(func(fd uintptr) bool {
 		for {
-			n, rightsLen, _, _, received = unix.Recvmsg(int(fd), message, rights, unix.MSG_CMSG_CLOEXEC)
+			n, controlLen, _, _, received = unix.Recvmsg(int(fd), message, control, unix.MSG_CMSG_CLOEXEC)
 			// An end that closes with something unread resets the connection, and the kernel
 			// tells that before what was sent earlier.
 			if received != unix.EINTR && received != unix.ECONNRESET {
@@ -693,12 +694,7 @@ func (s *Sandbox) receive(message []byte) (n int, link *os.File, err error) {
 	if err = errors.Join(err, received); err != nil {
 		return 0, nil, err
 	}
-	if parts, err := unix.ParseSocketControlMessage(rights[:rightsLen]); err == nil && len(parts) == 1 {
-		if fds, err := unix.ParseUnixRights(&parts[0]); err == nil && len(fds) == 1 {
-			link = os.NewFile(uintptr(fds[0]), "link")
-		}
-	}
-	return n, link, nil
+	return n, rights.File(control[:controlLen], "link"), nil
 }
 
 // makeLink makes the link of a sandbox of root, whose init may not, in init's network
@@ -777,18 +773,12 @@ func listenOn(kind, name string, attend func(*net.UnixConn)) (*net.UnixListener,
 
 // keepFile takes a descriptor in the place of the one before, or hands it out.
 func (s *Sandbox) keepFile(conn *net.UnixConn) {
-	op, rights := make([]byte, 1), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := conn.ReadMsgUnix(op, rights)
+	op, control := make([]byte, 1), rights.Space(1)
+	_, n, _, _, err := conn.ReadMsgUnix(op, control)
 	if err != nil {
 		return
 	}
-	var came *os.File
-	if parts, _ := unix.ParseSocketControlMessage(rights[:n]); len(parts) == 1 {
-		if fds, _ := unix.ParseUnixRights(&parts[0]); len(fds) == 1 {
-			unix.CloseOnExec(fds[0])
-			came = os.NewFile(uintptr(fds[0]), "kept")
-		}
-	}
+	came := rights.File(control[:n], "kept")
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []byte
