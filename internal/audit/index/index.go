@@ -363,9 +363,12 @@ func (x *Index) take(insert, name *sql.Stmt, line trail.Line) error {
 		return err
 	}
 	n := namesOf(line, x.source)
-	for kind, list := range map[string][]string{"path": n.paths, "host": n.hosts, "blob": n.blobs} {
-		for _, s := range list {
-			if _, err := name.Exec(kind, s, seq); err != nil {
+	for _, of := range [...]struct {
+		kind string
+		list []string
+	}{{"path", n.paths}, {"host", n.hosts}, {"blob", n.blobs}} {
+		for _, s := range of.list {
+			if _, err := name.Exec(of.kind, s, seq); err != nil {
 				return err
 			}
 		}

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/audittest"
@@ -301,7 +303,7 @@ func BenchmarkUpdate(b *testing.B) {
 	for i := range 100 {
 		l.Session(berm.SandboxID(fmt.Sprintf("i0aaaaaaaaaaaaaaaa%03d", i)))
 	}
-	n := 0
+	n, before := 0, processor()
 	for b.Loop() {
 		x, err := Open(filepath.Join(b.TempDir(), "index.db"), trail.Dir(l.Dir))
 		if err != nil {
@@ -315,4 +317,12 @@ func BenchmarkUpdate(b *testing.B) {
 		_ = x.Close()
 	}
 	b.ReportMetric(float64(n)/b.Elapsed().Seconds(), "records/s")
+	b.ReportMetric(float64((processor()-before).Microseconds())/float64(n), "cpu-µs/record")
+}
+
+// processor is the processor time of this process.
+func processor() time.Duration {
+	var u unix.Rusage
+	_ = unix.Getrusage(unix.RUSAGE_SELF, &u)
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
-	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
 // Query says which records. What it leaves empty matches all.
@@ -213,23 +212,25 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 	for _, b := range line.Blobs {
 		n.blobs = append(n.blobs, b.SHA256)
 	}
-	var raw struct{ Data json.RawMessage }
-	_ = json.Unmarshal(line.Raw, &raw) // it was read as a record before
-	decode := func(v any) bool { return json.Unmarshal(raw.Data, v) == nil }
+	// What was read with the record is not read again but for changes, which are lists.
+	data, _ := line.Data.(map[string]any)
+	text := func(key string) string {
+		s, _ := data[key].(string)
+		return s
+	}
 	switch family, _, _ := strings.Cut(string(line.Type), "."); family {
 	case "proc":
-		if p := (audit.Process{}); decode(&p) {
-			n.paths = append(n.paths, p.Exe)
-		}
+		n.paths = append(n.paths, text("exe")) // audit.Process, audit.ProcessSum
 	case "fs":
 		if line.Type == audit.FileAPI {
-			if a := (audit.FileAccess{}); decode(&a) {
-				n.paths, n.blobs = append(n.paths, a.Path, a.To), append(n.blobs, a.SHA256)
-			}
+			// audit.FileAccess
+			n.paths, n.blobs = append(n.paths, text("path"), text("to")), append(n.blobs, text("sha256"))
 			break
 		}
+		var raw struct{ Data json.RawMessage }
+		_ = json.Unmarshal(line.Raw, &raw) // it was read as a record before
 		c := audit.Changes{}
-		if !decode(&c) {
+		if json.Unmarshal(raw.Data, &c) != nil {
 			break
 		}
 		for _, change := range append(c.Changes, allChanges(line, c, source)...) {
@@ -238,14 +239,11 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 		}
 	case "net", "credential":
 		if line.Type == audit.NetAsk {
-			if r := (egress.Reply{}); decode(&r) {
-				n.hosts = append(n.hosts, r.Question.Host)
-			}
+			data, _ = data["question"].(map[string]any) // egress.Reply
+			n.hosts = append(n.hosts, text("host"))
 			break
 		}
-		if e := (egress.Event{}); decode(&e) {
-			n.hosts = append(n.hosts, e.Name, e.Address)
-		}
+		n.hosts = append(n.hosts, text("name"), text("address")) // egress.Event
 	}
 	n.paths, n.hosts, n.blobs = tidy(n.paths, pathKey), tidy(n.hosts, hostKey), tidy(n.blobs, strings.ToLower)
 	return n
