@@ -134,6 +134,9 @@ func (s *session) shell(ctx context.Context, agent processconnect.ProcessClient,
 	request := connect.NewRequest(&pb.StartRequest{
 		Process: &pb.ProcessConfig{Cmd: "/bin/sh", Args: append([]string{"-c", script, command}, args...), Envs: env}, Tag: &tag, Stdin: &noInput,
 	})
+	if began != nil {
+		request.Header().Set("Berm-Keep", "1") // the guest agent starts it again when something kills it
+	}
 	if info := s.snapshot(); info.Secure {
 		request.Header().Set("X-Access-Token", s.m.token("access", info.ID))
 	}

@@ -69,7 +69,48 @@ func (s *Service) Start(ctx context.Context, req *connect.Request[pb.StartReques
 	w := p.out.join()
 	defer p.out.leave(w)
 	s.run(ctx, p)
-	return feed(ctx, req.Header(), p, w, send)
+	err = feed(ctx, req.Header(), p, w, send)
+	select {
+	case <-p.ended: // its caller knows
+	default:
+		if req.Header().Get(KeepHeader) != "" {
+			go s.keep(c, req.Msg.GetProcess(), p)
+		}
+	}
+	return err
+}
+
+// KeepHeader is a field of a call that starts a process: if it has a value, and the process is killed by
+// a signal when the caller has left, other than one of SendSignal, it is started again, as it was.
+const KeepHeader = "Berm-Keep"
+
+const (
+	keepAfter = time.Second      // how long a killed process waits to be started again
+	keepMost  = time.Minute      // the same after many deaths, one soon after the other
+	keepLong  = 10 * time.Second // who lived as long did not die of its start
+)
+
+// keep starts a process anew, whose command is c, whenever it is killed.
+func (s *Service) keep(c *command, config *pb.ProcessConfig, p *process) {
+	for wait := keepAfter; ; {
+		began, tag := time.Now(), p.tag
+		<-p.ended
+		if p.end.Exited || p.signalled.Load() {
+			return
+		}
+		if time.Since(began) > keepLong {
+			wait = keepAfter
+		}
+		for again := false; !again; wait = min(2*wait, keepMost) {
+			time.Sleep(wait)
+			next, err := c.start()
+			if again = err == nil; again { // else the sandbox may be short of something
+				p = next
+			}
+		}
+		p.config, p.tag = config, tag
+		s.run(context.Background(), p)
+	}
 }
 
 func startError(err error, c *command) error {

@@ -511,6 +511,93 @@ func TestKill(t *testing.T) {
 	}
 }
 
+// A process that is to be kept is started again when something kills it and its caller has left.
+func TestKeep(t *testing.T) {
+	b := serve(t, "")
+	until := func(what string, holds func() bool) {
+		t.Helper()
+		for end := time.Now().Add(time.Minute); !holds(); time.Sleep(5 * time.Millisecond) {
+			if time.Now().After(end) {
+				t.Fatal("not in time: " + what)
+			}
+		}
+	}
+	tag := "kept"
+	start := func(ctx context.Context) (*connect.ServerStreamForClient[pb.StartResponse], *process) {
+		t.Helper()
+		r := connect.NewRequest(sh("exec sleep 300"))
+		r.Msg.Tag = &tag
+		r.Header().Set(KeepHeader, "1")
+		stream, err := b.client.Start(ctx, r)
+		if err != nil || !stream.Receive() {
+			t.Fatalf("%v, %v", err, stream.Err())
+		}
+		return stream, b.all()[0]
+	}
+	told, p := start(t.Context())
+	if err := syscall.Kill(int(p.pid), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	var r result
+	for told.Receive() {
+		r.add(told.Msg().GetEvent())
+	}
+	if r.end.GetStatus() != "signal: killed" || len(b.all()) != 0 {
+		t.Errorf("%v, %d run", r.end, len(b.all()))
+	}
+
+	call, leave := context.WithCancel(t.Context())
+	_, p = start(call)
+	leave()
+	until("the caller left", func() bool { return !p.out.followed() })
+	for range 2 {
+		before := p
+		if err := syscall.Kill(int(p.pid), syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		until("it is started again", func() bool {
+			all := b.all()
+			if len(all) == 1 && all[0] != before {
+				p = all[0]
+			}
+			return p != before
+		})
+		if p.tag == nil || *p.tag != tag || p.config.GetCmd() != "/bin/sh" {
+			t.Errorf("it is another: %v, %v", p.tag, p.config)
+		}
+	}
+}
+
+// Who ends by itself, or by a client, has ended.
+func TestKeepNot(t *testing.T) {
+	b := serve(t, "")
+	me, err := b.service.config.Account("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line, end := range map[string]func(*process) error{
+		"exit 3":         func(*process) error { return nil },
+		"exec sleep 300": func(p *process) error { return p.signal(syscall.SIGTERM) },
+	} {
+		c, err := b.service.newCommand(sh(line), me)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p, err := c.start()
+		if err != nil {
+			t.Fatal(err)
+		}
+		b.service.run(t.Context(), p)
+		if err := end(p); err != nil {
+			t.Fatal(err)
+		}
+		b.service.keep(c, nil, p)
+		if n := len(b.all()); n != 0 {
+			t.Errorf("%s: %d run", line, n)
+		}
+	}
+}
+
 // A daemon that a command leaves behind with its output open neither delays the end
 // nor dies of writing into nothing.
 func TestGrandchildHoldsOutput(t *testing.T) {

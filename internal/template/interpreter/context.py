@@ -258,19 +258,25 @@ class Context:
 
         self._renewing = asyncio.create_task(start())
 
+    async def warm(self):
+        """Has the kernel running, and with it what its first execution alone would wait for."""
+        kernel = await self.start()
+        await kernel.execute("", _Quiet(), silent=True)
+        await self._sandbox_env(None)
+
     async def _prepare(self, kernel, execution):
         """Sets the variables that the code is to see."""
-        codes = []
+        codes, env = [], {}
         if not self._prepared:
             codes.append(self.language.prepare())
             self._prepared = True
         if not self._asked:
             sandbox = await self._sandbox_env(execution.token)
             self._asked = sandbox is not None
-            self._known_env = (sandbox or {}) | self._env
-            codes.append(self.language.set_env(self._known_env) if self._known_env else "")
-        codes.append(self.language.set_env(execution.env) if execution.env else "")
-        for code in filter(None, codes):
+            self._known_env = env = (sandbox or {}) | self._env
+        if env or execution.env:
+            codes.append(self.language.set_env(env | execution.env))
+        if code := "\n".join(filter(None, codes)):  # each message takes its time
             await kernel.execute(code, _Quiet(), silent=True)
 
     async def _supervise(self, kernel, execution):

@@ -3,6 +3,7 @@
     python3 server.py [PORT]
 """
 import asyncio
+import errno
 import json
 import logging
 import os
@@ -10,6 +11,8 @@ import re
 import sys
 
 import tornado.httpclient
+import tornado.httpserver
+import tornado.netutil
 import tornado.web
 from tornado.iostream import StreamClosedError
 
@@ -46,7 +49,7 @@ class Interpreter:
         """Makes the contexts that are there from the start. Python's kernel is warm."""
         for name in ("python", "javascript"):
             self.default(name)
-        await self._default["python"].start()
+        await self._default["python"].warm()
 
     def default(self, name):
         """The context for calls that name a language alone, made when it is first asked for."""
@@ -251,14 +254,25 @@ def application(interpreter):
     ], log_function=lambda handler: None)
 
 
+async def take_port(port):
+    """Listens, once nobody else does. Who asks from now on waits for the answer."""
+    while True:
+        try:
+            # Whoever asks, asks from inside, or through the sandbox's router, which dials from inside.
+            return tornado.netutil.bind_sockets(port, "127.0.0.1")
+        except OSError as e:
+            if e.errno != errno.EADDRINUSE:
+                raise
+        await asyncio.sleep(1)  # another server, whose supervisor was killed, goes on
+
+
 async def main():
     logging.basicConfig(level=logging.WARNING)
+    sockets = await take_port(int(sys.argv[1]) if len(sys.argv) > 1 else PORT)
     interpreter = Interpreter()
     await interpreter.begin()
-    # Whoever asks, asks from inside, or through the sandbox's router, which dials from inside.
-    application(interpreter).listen(
-        int(sys.argv[1]) if len(sys.argv) > 1 else PORT, "127.0.0.1", max_buffer_size=BODY_LIMIT, max_body_size=BODY_LIMIT
-    )
+    server = tornado.httpserver.HTTPServer(application(interpreter), max_buffer_size=BODY_LIMIT, max_body_size=BODY_LIMIT)
+    server.add_sockets(sockets)
     await asyncio.Event().wait()
 
 

@@ -168,6 +168,20 @@ class Environment(Case):
         self.assertEqual(await self.text("env A"), "nothing")
 
 
+class Port(unittest.IsolatedAsyncioTestCase):
+    async def test_of_another_server(self):
+        other = tornado.netutil.bind_sockets(0, "127.0.0.1")
+        port = other[0].getsockname()[1]
+        taking = asyncio.ensure_future(server.take_port(port))
+        done, _ = await asyncio.wait({taking}, timeout=0.1)
+        self.assertFalse(done, "two servers have one port")
+        for s in other:
+            s.close()
+        for s in await asyncio.wait_for(taking, BOUND):
+            self.assertEqual(s.getsockname()[1], port)
+            s.close()
+
+
 class Contexts(Case):
     async def list(self):
         return json.loads((await self.ask("GET", "/contexts")).body)
