@@ -94,12 +94,15 @@ test('what takes all memory ends with an error, and the next call works', async 
   assert.equal((await sandbox.runCode('1 + 1')).text, '2')
 })
 
-test('a killed server comes back', async () => {
-  await sandbox.commands.run("kill -9 $(pgrep -f '[i]nterpreter/server.py' | tail -1)")
-  for (;;) {
-    const code = await sandbox.commands.run('curl -s -o /dev/null -w "%{http_code}" http://127.0.0.1:49999/health || true')
-    if (code.stdout === '200') break
-    await new Promise((resolve) => setTimeout(resolve, 200))
-  }
-  assert.equal((await sandbox.runCode('1 + 1')).text, '2')
-})
+// The server, the shell that starts it, or both.
+for (const [what, which] of [['server', '| tail -1'], ['shell', '| head -1'], ['server and a shell', '']]) {
+  test(`a killed ${what} comes back`, async () => {
+    await sandbox.commands.run(`kill -9 $(pgrep -f '[i]nterpreter/server.py' ${which})`)
+    for (;;) {
+      const code = await sandbox.commands.run('curl -s -o /dev/null -w "%{http_code}" http://127.0.0.1:49999/health || true')
+      if (code.stdout === '200') break
+      await new Promise((resolve) => setTimeout(resolve, 200))
+    }
+    assert.equal((await sandbox.runCode('1 + 1')).text, '2')
+  })
+}
