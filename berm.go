@@ -275,6 +275,16 @@ type Template struct {
 	Ready     string    `json:"ready,omitempty"`
 	CreatedAt time.Time `json:"createdAt"`
 	Size      int64     `json:"size"` // bytes on disk of all layers
+	// Arriving is set while the image has not arrived in full. Sandboxes fetch what they read.
+	Arriving *Arriving `json:"arriving,omitempty"`
+}
+
+// Arriving tells how far an image is that sandboxes are made of before it has arrived.
+type Arriving struct {
+	ID     string `json:"id"`
+	Bytes  int64  `json:"bytes"`            // that have come
+	Total  int64  `json:"total"`            // compressed
+	Failed string `json:"failed,omitempty"` // why it will never be whole
 }
 
 // Alias is the template's main name, or "" when it has none.

@@ -31,7 +31,9 @@ require (
 require (
 	github.com/aws/aws-sdk-go-v2 v1.48.0
 	github.com/cilium/ebpf v0.22.0
+	github.com/containerd/stargz-snapshotter/estargz v0.19.1
 	github.com/cyphar/filepath-securejoin v0.5.0
+	github.com/hanwen/go-fuse/v2 v2.12.1
 	github.com/moby/buildkit v0.22.0
 	github.com/moby/patternmatcher v0.6.1
 	github.com/opencontainers/runtime-spec v1.2.1
@@ -68,6 +70,7 @@ require (
 	github.com/rootless-containers/proto/go-proto v0.0.0-20230421021042-4cd87ebadd67 // indirect
 	github.com/tonistiigi/go-csvvalue v0.0.0-20240710180619-ddb21b71c0b4 // indirect
 	github.com/vbatts/go-mtree v0.6.1-0.20250911112631-8307d76bc1b9 // indirect
+	github.com/vbatts/tar-split v0.12.3 // indirect
 	github.com/vishvananda/netlink v1.3.1-0.20250303224720-0e7078ed04c8 // indirect
 	github.com/vishvananda/netns v0.0.5 // indirect
 )

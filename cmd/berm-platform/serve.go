@@ -153,6 +153,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			return err
 		}
 		c.Templates = newTemplates(cmd.Context(), images, c.Log)
+		if err := images.Arrive(cmd.Context()); err != nil { // it is tried again with the next sandbox
+			c.Log.Error("an image does not go on arriving", "error", err, "hint", berm.HintOf(err))
+		}
 		if os.Geteuid() == 0 || images.Shifted() { // with one id no image can be made into what sandboxes need
 			c.Images = images
 		}

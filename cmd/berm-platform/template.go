@@ -128,9 +128,9 @@ line for each build. What was listed is said on stderr.`,
 
 func listOfServer(ctx context.Context, c *client.Client, style terminal.Style) (any, *terminal.Table, error) {
 	list, err := c.Templates(ctx)
-	table := terminal.NewTable(style, "NAME", "ID", "CPUS", "MEMORY", "DISK", "BUILDS", "UPDATED")
+	table := terminal.NewTable(style, "NAME", "ID", "CPUS", "MEMORY", "DISK", "BUILDS", "STATE", "UPDATED")
 	for _, t := range list {
-		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), fmt.Sprint(t.CPUCount), byteSize(t.MemoryMB<<20), byteSize(t.DiskMB<<20), fmt.Sprint(t.Builds),
+		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), fmt.Sprint(t.CPUCount), byteSize(t.MemoryMB<<20), byteSize(t.DiskMB<<20), fmt.Sprint(t.Builds), state(t.Arriving),
 			t.UpdatedAt.Local().Format(time.DateTime))
 	}
 	return list, table, err
@@ -138,12 +138,25 @@ func listOfServer(ctx context.Context, c *client.Client, style terminal.Style) (
 
 func listOfStore(ctx context.Context, s *template.Store, style terminal.Style) (any, *terminal.Table, error) {
 	list, err := s.List(ctx)
-	table := terminal.NewTable(style, "NAME", "ID", "SIZE", "LAYERS", "USER", "CREATED")
+	table := terminal.NewTable(style, "NAME", "ID", "SIZE", "LAYERS", "USER", "STATE", "CREATED")
 	for _, t := range list {
-		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), byteSize(t.Size), fmt.Sprint(len(t.Layers)), t.User,
+		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), byteSize(t.Size), fmt.Sprint(len(t.Layers)), t.User, state(t.Arriving),
 			t.CreatedAt.Local().Format(time.DateTime))
 	}
 	return list, table, err
+}
+
+// state tells how far a template's image is.
+func state(a *berm.Arriving) string {
+	switch {
+	case a == nil:
+		return "whole"
+	case a.Failed != "":
+		return "failed"
+	case a.Total == 0:
+		return "arriving"
+	}
+	return fmt.Sprintf("arriving %d %%", 100*a.Bytes/a.Total)
 }
 
 func newTemplateBuildCommand() *cobra.Command {
@@ -234,9 +247,14 @@ in Berm's.
 
 Owners, modes, links and users' extended attributes are kept. File capabilities
 are not, and devices and FIFOs are left out, with a note. What the image wants to
-start (entrypoint, command) is not started, but what --start says is.`,
+start (entrypoint, command) is not started, but what --start says is.
+
+With --lazy the template is there at once, and the image is fetched in the background. What
+a sandbox reads before it has come is fetched first, and the reader waits. That is for images
+in the format eStargz, from a registry, imported by root.`,
 		Args: cli.UsageArgs(cobra.ExactArgs(1)),
 		Example: `  berm template import python:3.12-slim
+  berm template import --lazy registry.example.com/team/large:v3
   berm template import --name tools --platform linux/arm64 registry.example.com/team/tools:v2
   docker save app:v1 -o app.tar && berm template import ./app.tar --name app
   berm template import ./layout --name mine --setuid
@@ -244,6 +262,8 @@ start (entrypoint, command) is not started, but what --start says is.`,
 	}
 	asJSON := cli.JSONFlag(cmd)
 	var opts template.ImportOptions
+	lazy := cmd.Flags().String("lazy", "", "let sandboxes start before the image has arrived; where that cannot be, refuse\n(yes, as with --lazy alone) or import it whole (auto)")
+	cmd.Flags().Lookup("lazy").NoOptDefVal = string(template.Always)
 	cmd.Flags().StringVar(&opts.Name, "name", "", "name of the template (default: the image's, with a tag other than latest)")
 	cmd.Flags().StringVar(&opts.Platform, "platform", "", "linux/ARCH to take from an image of several (default: this machine's)")
 	cmd.Flags().BoolVar(&opts.Pull, "pull", false, "ask the registry even if the image was imported before")
@@ -251,6 +271,9 @@ start (entrypoint, command) is not started, but what --start says is.`,
 	cmd.Flags().StringVar(&opts.Start, "start", "", "shell `COMMAND` that begins to run in each sandbox when it is made")
 	cmd.Flags().StringVar(&opts.Ready, "ready", "", "shell `COMMAND` that is tried until it succeeds, before the sandbox is handed out")
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+		if opts.Lazy = template.Lazy(*lazy); cmd.Flags().Changed("lazy") && opts.Lazy != template.Auto && opts.Lazy != template.Always {
+			return cli.UsageError{Err: fmt.Errorf("--lazy=%s: want yes or auto", *lazy)}
+		}
 		store, err := templateStore(cmd)
 		if err != nil {
 			return err

@@ -284,6 +284,10 @@ func (r *running) progress() template.Progress {
 // from begins with a template. provided gives an image what E2B's templates have: a user `user` with
 // a home, who may use sudo where that is installed.
 func (r *running) from(ctx context.Context, title string, t berm.Template, provided bool) error {
+	t, err := r.b.Store.Whole(ctx, t, r.progress())
+	if err != nil {
+		return &stepError{err}
+	}
 	release, err := r.b.Store.Hold(ctx)
 	if err != nil {
 		return err

@@ -20,6 +20,7 @@ type Template struct {
 	DiskMB    int64           `json:"diskMB"`
 	Builds    int64           `json:"builds"`
 	UpdatedAt time.Time       `json:"updatedAt"`
+	Arriving  *berm.Arriving  `json:"arriving,omitempty"` // of the newest build
 }
 
 // Templates returns the templates that sandboxes can be made from, newest first.
@@ -33,13 +34,14 @@ func (c *Client) Templates(ctx context.Context) ([]Template, error) {
 		DiskSizeMB int64
 		BuildCount int64
 		UpdatedAt  time.Time
+		Berm       struct{ Arriving *berm.Arriving }
 	}
 	if _, err := c.call(ctx, http.MethodGet, "/templates", nil, nil, &list); err != nil {
 		return nil, err
 	}
 	all := make([]Template, len(list))
 	for i, t := range list {
-		all[i] = Template{t.TemplateID, t.BuildID, t.Aliases, t.CPUCount, t.MemoryMB, t.DiskSizeMB, t.BuildCount, t.UpdatedAt}
+		all[i] = Template{t.TemplateID, t.BuildID, t.Aliases, t.CPUCount, t.MemoryMB, t.DiskSizeMB, t.BuildCount, t.UpdatedAt, t.Berm.Arriving}
 	}
 	return all, nil
 }

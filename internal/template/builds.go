@@ -249,7 +249,7 @@ func (s *Store) AddTags(ctx context.Context, ref string, tags []string) (berm.Te
 	if err != nil {
 		return berm.Template{}, err
 	}
-	return own(r.Template), s.takeNames(records, added, r.file)
+	return s.own(r.Template), s.takeNames(records, added, r.file)
 }
 
 // RemoveTags takes tags from a template; a build that has none left goes. The tag "default"
@@ -306,5 +306,5 @@ func (s *Store) SetPublic(ctx context.Context, ref string, public bool) (berm.Te
 		}
 	}
 	found.Public = public
-	return own(found.Template), nil
+	return s.own(found.Template), nil
 }

@@ -16,12 +16,14 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd/stargz-snapshotter/estargz"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/layout"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
 // Bounds of what an image's description may hold.
@@ -35,7 +37,8 @@ type image struct {
 	name   string // suggested for the template
 	digest string // of its manifest, or of its configuration where it has none
 	config v1.ConfigFile
-	layers []blob // lowest first, compressed or not
+	layers []blob         // lowest first, compressed or not
+	place  *arrival.Place // nil when it is not from a registry
 }
 
 // blob is one layer of an image that is not in the store.
@@ -43,6 +46,8 @@ type blob struct {
 	diffID string
 	size   int64 // as it comes
 	open   func() (io.ReadCloser, error)
+	digest string // of the blob; "" where nobody says
+	table  string // digest of its table of contents; "" when it has none
 }
 
 // isPath tells a file from the name of an image: a name never begins so.
@@ -203,7 +208,10 @@ func fromV1(img v1.Image, suggested string, platform v1.Platform) (*image, error
 		if err != nil {
 			return nil, berm.Errorf(berm.Invalid, "layer %s: %w", d.Digest, err)
 		}
-		result.layers = append(result.layers, blob{diffID: result.config.RootFS.DiffIDs[i].String(), size: d.Size, open: layer.Compressed})
+		result.layers = append(result.layers, blob{
+			diffID: result.config.RootFS.DiffIDs[i].String(), size: d.Size, open: layer.Compressed,
+			digest: d.Digest.String(), table: d.Annotations[estargz.TOCJSONDigestAnnotation],
+		})
 	}
 	return result, nil
 }

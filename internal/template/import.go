@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
 // ImportOptions says how to import an image.
@@ -17,6 +19,9 @@ type ImportOptions struct {
 	Platform string // "linux/ARCH"; "" is this machine's
 	Pull     bool   // ask the registry even if the image is in the store
 	Setuid   bool   // its set-uid programs (sudo) may gain rights inside
+	// Lazy says whether sandboxes may be made before the image has arrived. That is for images
+	// of a registry in the format eStargz, and for root.
+	Lazy Lazy
 	// Start and Ready are the template's.
 	Start, Ready string
 	// Login tells what the registry is shown; nil is Docker's configuration.
@@ -74,9 +79,40 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 	if err := CheckName(made.Names[0]); err != nil {
 		return berm.Template{}, err
 	}
+	from, tables := len(img.layers), [][]arrival.Entry(nil)
+	if opts.Lazy != Whole {
+		var reason error
+		if from, tables, reason, err = s.mayArrive(ctx, img, opts); err != nil {
+			return berm.Template{}, err
+		}
+		if err := opts.Lazy.allow(len(tables), reason, p); err != nil {
+			return berm.Template{}, err
+		}
+	}
 	budget := DefaultBudget
 	var chains []string
-	for i, layer := range img.layers {
+	for i := 0; i < len(img.layers); i++ {
+		if i == from {
+			p.say("%d layers are used while they arrive", len(tables))
+			lazy := made
+			keep, useless, err := s.arrive(ctx, img, chains, tables, &lazy)
+			if err == nil {
+				made = lazy
+				defer keep.Close() // when the template is stored
+				break
+			}
+			if berm.KindOf(err) != berm.Unsupported {
+				return berm.Template{}, err
+			}
+			if useless == 0 {
+				useless = len(tables)
+			}
+			from, tables = from+useless, tables[useless:]
+			if err := opts.Lazy.allow(len(tables), err, p); err != nil {
+				return berm.Template{}, err
+			}
+		}
+		layer := img.layers[i]
 		info, chain, err := s.importLayer(ctx, chains, layer, &budget, func(done int64) {
 			if p != nil {
 				p(Step{Message: layer.String(), Done: done, Total: layer.size})
@@ -90,6 +126,9 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		made.Layers = append(made.Layers, berm.Layer{DiffID: layer.diffID, Path: s.layerPath(chain)})
 		made.Size += info.Size
 		made.Skipped = append(made.Skipped, info.Skipped...)
+	}
+	if err := failpoint.Hit("template.arrival.started"); err != nil {
+		return berm.Template{}, err
 	}
 	for _, name := range made.Skipped {
 		p.say("left out %q: a device or FIFO", name)

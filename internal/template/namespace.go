@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
 // ids is how the ids of an image are mapped to ids of this host.
@@ -132,6 +133,12 @@ func RunHelper() {
 		fatal(becomeRoot())
 	case argTask:
 		fatal(runTask())
+		os.Exit(0)
+	case argKeeper:
+		fatal(runKeeper())
+		os.Exit(0)
+	case argFetcher:
+		fatal(arrival.Work())
 		os.Exit(0)
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
 // RegistryConfig is how one registry is reached, as the configuration file says it.
@@ -40,6 +41,7 @@ type RegistryConfig struct {
 type Registries struct {
 	mirrors map[string][]mirror
 	ways    map[string]http.RoundTripper // to mirrors, and to registries with an authority of their own
+	cas     map[string][]byte            // those authorities, PEM
 }
 
 // mirror is one place of a registry's images.
@@ -52,7 +54,7 @@ type mirror struct {
 // NewRegistries checks a configuration, by host and port of each registry as they stand in
 // names of images. It fails with Invalid.
 func NewRegistries(config map[string]RegistryConfig) (*Registries, error) {
-	r := &Registries{mirrors: map[string][]mirror{}, ways: map[string]http.RoundTripper{}}
+	r := &Registries{mirrors: map[string][]mirror{}, ways: map[string]http.RoundTripper{}, cas: map[string][]byte{}}
 	for _, host := range slices.Sorted(maps.Keys(config)) {
 		c := config[host]
 		registry, err := name.NewRegistry(host, name.StrictValidation)
@@ -61,10 +63,15 @@ func NewRegistries(config map[string]RegistryConfig) (*Registries, error) {
 		}
 		if c.CA != "" {
 			way := remote.DefaultTransport.(*http.Transport).Clone()
-			if way.TLSClientConfig, err = trusting(c.CA); err != nil {
+			pem, err := os.ReadFile(c.CA)
+			if err == nil {
+				way.TLSClientConfig, err = trusting(c.CA, pem)
+			}
+			if err != nil {
 				return nil, berm.Errorf(berm.Invalid, "registry %s: ca: %w", host, err)
 			}
-			r.ways[registry.RegistryStr()] = encrypted{way}
+			r.cas[registry.RegistryStr()] = pem
+			r.ways[registry.RegistryStr()] = arrival.Encrypted{RoundTripper: way}
 		}
 	}
 	for host, c := range config {
@@ -86,12 +93,8 @@ func NewRegistries(config map[string]RegistryConfig) (*Registries, error) {
 	return r, nil
 }
 
-func trusting(file string) (*tls.Config, error) {
+func trusting(file string, pem []byte) (*tls.Config, error) {
 	authorities, err := x509.SystemCertPool()
-	if err != nil {
-		return nil, err
-	}
-	pem, err := os.ReadFile(file)
 	if err != nil {
 		return nil, err
 	}
@@ -118,18 +121,6 @@ func parseMirror(place string) (m mirror, err error) {
 	}
 	m.prefix = strings.Trim(prefix, "/")
 	return m, nil
-}
-
-// encrypted is the way to a registry with an authority of its own. The library would try one
-// at a private address without TLS too.
-type encrypted struct{ http.RoundTripper }
-
-// RoundTrip implements http.RoundTripper.
-func (e encrypted) RoundTrip(r *http.Request) (*http.Response, error) {
-	if r.URL.Scheme != "https" {
-		return nil, berm.Errorf(berm.Denied, "a registry with a ca is asked by https alone")
-	}
-	return e.RoundTripper.RoundTrip(r)
 }
 
 // way leads to mirrors and to registries with an authority of their own, wherever the operator
@@ -174,7 +165,7 @@ func (r *Registries) find(ctx context.Context, ref string, platform v1.Platform,
 		if m.dir != "" {
 			img, err = fromDirectory(m.dir, parsed, platform)
 		} else { // What the registry is shown is not for its mirror.
-			img, err = fromRegistry(ctx, m.reference(parsed), platform, remote.WithAuthFromKeychain(authn.DefaultKeychain), r.way(opts.Transport))
+			img, err = r.fromRegistry(ctx, m.reference(parsed), platform, remote.WithAuthFromKeychain(authn.DefaultKeychain), r.way(opts.Transport))
 		}
 		if err == nil {
 			p.say("%s is from %s", ref, m)
@@ -200,7 +191,7 @@ func (r *Registries) find(ctx context.Context, ref string, platform v1.Platform,
 		}
 		as = remote.WithAuth(&authn.Basic{Username: user, Password: password})
 	}
-	return fromRegistry(ctx, parsed, platform, as, way)
+	return r.fromRegistry(ctx, parsed, platform, as, way)
 }
 
 func (m mirror) String() string { return cmp.Or(m.dir, path.Join(m.registry.RegistryStr(), m.prefix)) }
@@ -214,7 +205,7 @@ func (m mirror) reference(of name.Reference) name.Reference {
 	return repository.Tag(of.Identifier())
 }
 
-func fromRegistry(ctx context.Context, ref name.Reference, platform v1.Platform, as remote.Option, way http.RoundTripper) (*image, error) {
+func (r *Registries) fromRegistry(ctx context.Context, ref name.Reference, platform v1.Platform, as remote.Option, way http.RoundTripper) (*image, error) {
 	found, err := remote.Get(ref, remote.WithContext(ctx), as, remote.WithUserAgent("berm"), remote.WithTransport(way))
 	if err != nil {
 		return nil, registryError(ref.Name(), err)
@@ -231,7 +222,16 @@ func fromRegistry(ctx context.Context, ref name.Reference, platform v1.Platform,
 	} else if img, err = found.Image(); err != nil {
 		return nil, registryError(ref.Name(), err)
 	}
-	return fromV1(img, suggested(ref), platform)
+	result, err := fromV1(img, suggested(ref), platform)
+	if err != nil {
+		return nil, err
+	}
+	at := ref.Context()
+	result.place = &arrival.Place{Registry: at.RegistryStr(), Insecure: at.Scheme() == "http", Repository: at.RepositoryStr()}
+	if r != nil {
+		result.place.CA = r.cas[at.RegistryStr()]
+	}
+	return result, nil
 }
 
 // suggested is what a template is called after the name of an image.

@@ -29,6 +29,7 @@ import (
 //	builds/BUILD.json  what building it told, and the layers after each of its steps
 //	layers/CHAIN/   one unpacked layer; CHAIN is the hexadecimal OCI chain-id
 //	layers/CHAIN.json  its size
+//	arriving/ID/    an image that has not arrived in full; see lazy.go
 //	leases/SANDBOX.json  layers that a living sandbox uses
 //	tmp/            what is being made
 //	lock            shared by those who add layers, exclusive for who removes some
@@ -78,7 +79,7 @@ func Open(dir string) (*Store, error) {
 	if err := makePrivate(dir); err != nil {
 		return nil, err
 	}
-	for _, sub := range []string{"layers", "leases", "builds", "tmp"} {
+	for _, sub := range []string{"layers", "leases", "builds", "arriving", "tmp"} {
 		if err := os.MkdirAll(filepath.Join(dir, sub), 0o700); err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the template store: %w", err)
 		}
@@ -140,7 +141,7 @@ func (s *Store) List(context.Context) ([]berm.Template, error) {
 	}
 	list := make([]berm.Template, 0, len(records))
 	for _, r := range records {
-		list = append(list, own(r.Template))
+		list = append(list, s.own(r.Template))
 	}
 	return list, nil
 }
@@ -210,12 +211,15 @@ func readJSON(file string, value any) error {
 // the tags of a name that has none. It fails with NotFound.
 func (s *Store) Resolve(_ context.Context, ref string) (berm.Template, error) {
 	r, err := s.find(ref)
-	return own(r.Template), err
+	return s.own(r.Template), err
 }
 
-// own copies a template of the cache for a caller who may change it.
-func own(t berm.Template) berm.Template {
+// own copies a template of the cache for a caller who may change it, with how far it is.
+func (s *Store) own(t berm.Template) berm.Template {
 	t.Names, t.Layers, t.Env = slices.Clone(t.Names), slices.Clone(t.Layers), maps.Clone(t.Env)
+	if t.Arriving != nil {
+		t.Arriving = s.arriving(t.Arriving.ID)
+	}
 	return t
 }
 
@@ -323,7 +327,7 @@ func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
 	if err := s.write(r); err != nil {
 		return berm.Template{}, err
 	}
-	return own(r.Template), s.takeNames(records, r.Names, r.file)
+	return s.own(r.Template), s.takeNames(records, r.Names, r.file)
 }
 
 // idOf finds the template that a name belongs to, whatever its tag.
@@ -470,6 +474,15 @@ func (s *Store) collect(ctx context.Context) error {
 			}
 		}
 	}
+	for name := range maps.Clone(used) {
+		// A layer that arrived has another name beside its chain-id.
+		if whole, err := os.Readlink(filepath.Join(s.dir, "layers", name)); err == nil && filepath.Base(whole) == whole {
+			used[whole] = append(used[whole], used[name]...)
+		}
+	}
+	if err := s.collectArrivals(); err != nil {
+		return err
+	}
 	var garbage []string
 	layers, err := os.ReadDir(filepath.Join(s.dir, "layers"))
 	if err != nil {
@@ -506,9 +519,12 @@ func (s *Store) Lease(ctx context.Context, id berm.SandboxID, alive string, t be
 		return err
 	}
 	defer unlock()
+	if err := s.revive(ctx, t.Layers); err != nil {
+		return err
+	}
 	l := lease{Alive: alive}
 	for _, layer := range t.Layers {
-		if _, err := os.Lstat(layer.Path); err != nil {
+		if _, err := os.Stat(layer.Path); err != nil {
 			return berm.Errorf(berm.NotFound, "template '%s' was removed", cmp.Or(t.Alias(), string(t.ID)))
 		}
 		l.Layers = append(l.Layers, filepath.Base(layer.Path))

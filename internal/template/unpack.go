@@ -11,9 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"github.com/containerd/stargz-snapshotter/estargz"
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
 // whiteoutPrefix marks, in an OCI layer, the name of a file that is to vanish;
@@ -47,6 +50,13 @@ type unpacker struct {
 	skipped    []string
 	buf        []byte
 	rootOpaque bool // nothing below is to be seen at all
+	hollow     *hollow
+}
+
+// hollow is for a layer whose files get their contents elsewhere.
+type hollow struct {
+	entry int            // the one at hand
+	files map[uint64]int // the entry of a regular file, by its inode number
 }
 
 // node is a directory of the merged tree.
@@ -72,21 +82,11 @@ type meta struct {
 // of the entries that it left out: devices and FIFOs.
 func unpack(ctx context.Context, r io.Reader, top *os.Root, lower []*os.Root, i ids, b *Budget) (size int64, skipped []string, err error) {
 	u := &unpacker{top: top, ids: i, budget: b, buf: make([]byte, 256<<10)}
-	for n, root := range append([]*os.Root{top}, lower...) {
-		dir, err := root.Open(".")
-		if err != nil {
-			return 0, nil, err
-		}
-		defer dir.Close()
-		if n == 0 {
-			u.topFD = int(dir.Fd())
-		} else {
-			u.lower = append(u.lower, int(dir.Fd()))
-		}
-	}
-	if err := u.start(); err != nil {
+	done, err := u.open(lower)
+	if err != nil {
 		return 0, nil, err
 	}
+	defer done()
 	last := ""
 	for archive := tar.NewReader(r); ; {
 		if err := ctx.Err(); err != nil {
@@ -113,6 +113,50 @@ func unpack(ctx context.Context, r io.Reader, top *os.Root, lower []*os.Root, i 
 		return 0, nil, entryError("after", last, err)
 	}
 	return u.size, u.skipped, u.finish(u.root)
+}
+
+// unpackHollow writes the files of a layer's table of contents as unpack does, but regular ones
+// without their content. It returns the entry of each by inode number. It fails with
+// Unsupported where the content of a lower layer would have to be copied.
+func unpackHollow(ctx context.Context, entries []arrival.Entry, top *os.Root, lower []*os.Root, i ids, b *Budget) (files map[uint64]int, skipped []string, err error) {
+	u := &unpacker{top: top, ids: i, budget: b, hollow: &hollow{files: map[uint64]int{}}}
+	done, err := u.open(lower)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer done()
+	for n, e := range entries {
+		if err := ctx.Err(); err != nil {
+			return nil, nil, err
+		}
+		u.hollow.entry = n
+		if err := u.entry(e.Header, nil); err != nil {
+			return nil, nil, entryError("entry", e.Header.Name, err)
+		}
+	}
+	return u.hollow.files, u.skipped, u.finish(u.root)
+}
+
+// open opens the roots of the layer being written and of those below, and begins with them.
+func (u *unpacker) open(lower []*os.Root) (done func(), err error) {
+	cu := cleanup.Make()
+	defer cu.Clean()
+	for n, root := range append([]*os.Root{u.top}, lower...) {
+		dir, err := root.Open(".")
+		if err != nil {
+			return nil, err
+		}
+		cu.Add(func() { dir.Close() })
+		if n == 0 {
+			u.topFD = int(dir.Fd())
+		} else {
+			u.lower = append(u.lower, int(dir.Fd()))
+		}
+	}
+	if err := u.start(); err != nil {
+		return nil, err
+	}
+	return cu.Release(), nil
 }
 
 // entryError names the entry, or the last one before what cannot be read, and gives errors
@@ -242,6 +286,9 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	default:
 		return invalid("type %q is unknown", h.Typeflag)
 	}
+	if isTable(name) && h.Typeflag == tar.TypeReg {
+		return nil
+	}
 	if name == "." {
 		if h.Typeflag != tar.TypeDir {
 			return invalid("the root is not a directory")
@@ -263,6 +310,12 @@ func (u *unpacker) entry(h *tar.Header, body io.Reader) error {
 	default:
 		return u.file(parent, base, h, body)
 	}
+}
+
+// isTable says whether an entry is what eStargz adds to a layer for those who read the layer
+// file by file: no file of the image.
+func isTable(name string) bool {
+	return name == estargz.TOCTarName || name == estargz.PrefetchLandmark || name == estargz.NoPrefetchLandmark
 }
 
 // count takes one entry from the budget.
@@ -727,6 +780,9 @@ func (u *unpacker) write(parentFD int, name string, m *meta, size int64, body io
 	if size > before {
 		return tooLarge("bytes", before)
 	}
+	if u.hollow != nil {
+		return u.writeHollow(f, m, size)
+	}
 	// Not io.Copy: that takes a new buffer for each of many small files.
 	n, err := io.CopyBuffer(struct{ io.Writer }{f}, body, u.buf)
 	if err != nil {
@@ -739,6 +795,20 @@ func (u *unpacker) write(parentFD int, name string, m *meta, size int64, body io
 	}
 	u.size += (n + 4095) &^ 4095
 	return m.set(fd)
+}
+
+// writeHollow gives a new file its length, and notes whose content it has.
+func (u *unpacker) writeHollow(f *os.File, m *meta, size int64) error {
+	u.budget.Bytes -= size
+	if err := f.Truncate(size); err != nil {
+		return err
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return err
+	}
+	u.hollow.files[st.Ino] = u.hollow.entry
+	return m.set(int(f.Fd()))
 }
 
 // link makes a hard link. Its target may be of a lower layer: then it is copied
@@ -804,6 +874,9 @@ func (u *unpacker) copyUp(root int, full string, fd int, name string) error {
 			return err
 		}
 		return writeLink(fd, name, m, target)
+	}
+	if u.hollow != nil {
+		return berm.Errorf(berm.Unsupported, "it links to a file of a layer below, %q", full)
 	}
 	source, err := open(root, full, unix.O_RDONLY)
 	if err != nil {

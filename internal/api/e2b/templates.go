@@ -28,6 +28,12 @@ type templateInfo struct {
 	BuildCount    int64           `json:"buildCount"`
 	EnvdVersion   string          `json:"envdVersion"`
 	BuildStatus   string          `json:"buildStatus"`
+	Berm          *templateOwn    `json:"berm,omitempty"`
+}
+
+// templateOwn is what E2B has no word for.
+type templateOwn struct {
+	Arriving *berm.Arriving `json:"arriving"`
 }
 
 func toTemplate(builds []berm.Template) templateInfo {
@@ -37,11 +43,15 @@ func toTemplate(builds []berm.Template) templateInfo {
 		all = append(all, b.Names...)
 	}
 	names := aliases(all)
+	var own *templateOwn
+	if t.Arriving != nil {
+		own = &templateOwn{t.Arriving}
+	}
 	return templateInfo{
 		TemplateID: t.ID, BuildID: t.BuildID, CPUCount: int64(math.Ceil(t.Limits.CPU)),
 		MemoryMB: t.Limits.Memory >> 20, DiskSizeMB: t.Limits.Disk >> 20,
 		Aliases: names, Names: names, CreatedAt: builds[len(builds)-1].CreatedAt, UpdatedAt: t.CreatedAt, Public: t.Public,
-		BuildCount: int64(len(builds)), EnvdVersion: berm.AgentVersion, BuildStatus: "ready",
+		BuildCount: int64(len(builds)), EnvdVersion: berm.AgentVersion, BuildStatus: "ready", Berm: own,
 	}
 }
 

@@ -29,6 +29,11 @@ func Broker() Profile {
 	return service("brokerd", runtimePermits(os.Getpid()), networkPermits, doorPermits)
 }
 
+// Fetch is the profile of the process that serves the layers of an image on its way.
+func Fetch() Profile {
+	return service("fetch", runtimePermits(os.Getpid()), networkPermits, linkPermits, blobPermits)
+}
+
 func service(name string, lists ...[]permit) Profile {
 	p := Profile{name, map[string]policy{}, kill}
 	for _, list := range lists {
@@ -112,4 +117,9 @@ var doorPermits = []permit{
 		{[]uint32{unix.AF_INET, unix.AF_INET6}, byArg{arg: 1, mask: 0xf, cases: []oneOf{streams}, rest: kill}},
 		routes,
 	}, rest: kill}, "TCP outside, to addresses that were found by the network service, and the host's own addresses"},
+}
+
+// blobPermits are for what arrives.
+var blobPermits = []permit{
+	{"pwrite64", allow, "what came is written at its place, into files that are open"},
 }
