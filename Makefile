@@ -74,8 +74,9 @@ test-desktop: build ## build the templates browser and desktop, drive them by Pl
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null
 	test/e2e/run desktop
 
-test-interpreter: build ## build the code interpreter's template and drive it with the official packages
-	test/e2e/interpreter/run
+test-interpreter: build runsc ## build the code interpreter's template and drive it with the official packages, at both levels
+	test/e2e/interpreter/run namespace
+	test/e2e/interpreter/run gvisor
 
 test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated machine
 	$(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends qemu-system-x86 cpio >/dev/null

@@ -32,6 +32,7 @@ var benchmarks = []struct {
 	{"memory", served((*bench).memory)},
 	{"snapshot", served((*bench).snapshot)},
 	{"origin", pooled((*bench).origin, "namespace", "gvisor")},
+	{"interpreter", (*bench).interpreter},
 	{"batch", pooled((*bench).batch, "namespace")},
 	{"local", (*bench).local},
 	{"record", (*bench).record},

@@ -50,8 +50,8 @@ func pooled(run func(*bench, context.Context, string) error, levels ...string) m
 	}
 }
 
-// filled waits until the pool is.
-func (b *bench) filled(ctx context.Context) error {
+// filled waits until n sandboxes of the one pool wait.
+func (b *bench) filled(ctx context.Context, n int) error {
 	for {
 		request, err := http.NewRequestWithContext(ctx, http.MethodGet, b.server.URL+"/metrics", nil)
 		if err != nil {
@@ -68,7 +68,7 @@ func (b *bench) filled(ctx context.Context) error {
 			return err
 		}
 		for line := range strings.Lines(string(text)) {
-			if strings.HasPrefix(line, "berm_pool_waiting{") && strings.HasSuffix(strings.TrimSpace(line), " "+strconv.Itoa(most)) {
+			if strings.HasPrefix(line, "berm_pool_waiting{") && strings.HasSuffix(strings.TrimSpace(line), " "+strconv.Itoa(n)) {
 				return nil
 			}
 		}
@@ -104,7 +104,7 @@ func (b *bench) origin(ctx context.Context, level string) error {
 		found := make([]times, len(ways))
 		for range b.samples(at.rounds) {
 			for i, way := range ways {
-				if err := b.filled(ctx); err != nil {
+				if err := b.filled(ctx, most); err != nil {
 					return err
 				}
 				took, err := b.burst(ctx, at.once, way.options)
@@ -183,7 +183,7 @@ func (b *bench) batch(ctx context.Context, level string) error {
 	defer os.RemoveAll(dir)
 	n := b.samples(300)
 	for _, way := range []struct{ name, limits string }{{"cold", `,"limits":{"pids":777}`}, {"pool", ""}} {
-		if err := b.filled(ctx); err != nil {
+		if err := b.filled(ctx, most); err != nil {
 			return err
 		}
 		var jobs bytes.Buffer
