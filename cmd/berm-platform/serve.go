@@ -81,6 +81,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.DurationVar(&c.AuditKeep, "audit-keep", 0, "how long records are kept at least, such as 720h; older ones are\nremoved in time (default: for ever)")
 	flags.Var((*cli.SizeFlag)(&c.AuditLimit), "audit-limit", "how much records and their content may take, such as 20GiB; the\noldest are removed in time (default: any amount)")
 	flags.StringSliceVar(&c.Record, "record", []string{serve.RecordOutput, serve.RecordProcesses, serve.RecordChanges}, "what goes into the audit log beside actions: output of commands,\nprocesses inside, changes on disk; \"\" is nothing of it")
+	flags.StringSliceVar(&c.RecordCalls, "record-calls", nil, "`NAMES` of system calls that are recorded with processes, such as\nptrace,mount; as root")
 	flags.StringArrayVar(&c.Webhooks, "webhook", nil, "`URL` that gets events of sandboxes by POST, as CloudEvents; may be\nrepeated")
 	flags.StringVar(&c.WebhookSecret, "webhook-secret-file", "", "file with the secret by which those are signed")
 	flags.StringVar(&c.OTLP, "otlp", "", "`URL` of an OpenTelemetry endpoint (OTLP over HTTP) that gets audit\nrecords as logs")

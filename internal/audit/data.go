@@ -45,12 +45,16 @@ type Process struct {
 	// Of an end.
 	Code   *int   `json:"code,omitempty"`
 	Signal string `json:"signal,omitempty"`
+	// Of a system call.
+	Call  string `json:"call,omitempty"`
+	Error string `json:"error,omitempty"` // such as "EPERM"; "" of one that worked
 }
 
 // ProcessSum tells of many things of one kind in the second that the record ends.
 type ProcessSum struct {
 	Type  Type   `json:"type"`          // of the records in whose place it is
 	Exe   string `json:"exe,omitempty"` // of executions: the program; "" for those of many others
+	Call  string `json:"call,omitempty"`
 	Count int    `json:"count"`
 }
 

@@ -164,11 +164,20 @@ func appendProcess(b []byte, p *Process) []byte {
 	if p.Cut {
 		b = append(b, `,"cut":true`...)
 	}
+	if p.Asked {
+		b = append(b, `,"asked":true`...)
+	}
 	if p.Code != nil {
 		b = strconv.AppendInt(append(b, `,"code":`...), int64(*p.Code), 10)
 	}
 	if p.Signal != "" {
 		b = appendText(append(b, `,"signal":`...), p.Signal)
+	}
+	if p.Call != "" {
+		b = appendText(append(b, `,"call":`...), p.Call)
+	}
+	if p.Error != "" {
+		b = appendText(append(b, `,"error":`...), p.Error)
 	}
 	return append(b, '}')
 }

@@ -20,7 +20,7 @@ func FuzzLine(f *testing.F) {
 		}
 		if more {
 			code := int(at % 300)
-			p := Process{PID: code, PPID: int(seq % 5), Host: int(seq % 3), UID: code, Ago: at % 7, Exe: exe, SHA256: id, Cwd: host, Cut: seq%2 == 0, Signal: kind}
+			p := Process{PID: code, PPID: int(seq % 5), Host: int(seq % 3), UID: code, Ago: at % 7, Exe: exe, SHA256: id, Cwd: host, Cut: seq%2 == 0, Asked: seq%3 == 0, Signal: kind, Call: exe, Error: id}
 			if p.PPID > 1 {
 				p.Argv, p.Code = []string{reason, exe, ""}[:p.PPID-1], &code
 			}

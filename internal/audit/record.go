@@ -37,6 +37,7 @@ const (
 	ProcFork Type = "proc.fork" // data: Process
 	ProcExec Type = "proc.exec" // data: Process
 	ProcExit Type = "proc.exit" // data: Process
+	ProcCall Type = "proc.call" // it made one of the system calls that are recorded; data: Process
 	ProcSum  Type = "proc.sum"  // data: ProcessSum, in the place of single records in a flood
 	// Files inside.
 	FileAPI        Type = "fs.api"     // the files API read or wrote one; data: FileAccess
@@ -73,7 +74,7 @@ const (
 // Types are all record types.
 var Types = []Type{
 	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SnapshotTake, SnapshotRemove, SandboxFork, SandboxRollback, SandboxExit, AgentLost, LimitHit,
-	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild, TemplateRemove,
+	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcCall, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild, TemplateRemove,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
 	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase,
 }

@@ -37,6 +37,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/credential/vault"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
+	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/store"
 	"github.com/berm-sandbox/berm/internal/template"
@@ -94,6 +95,8 @@ type Config struct {
 	// Record is what is recorded beside actions: some of RecordOutput, RecordProcesses and
 	// RecordChanges.
 	Record []string
+	// RecordCalls are system calls that are recorded with processes, by name.
+	RecordCalls []string
 	// Webhooks are URLs that get records of the types WebhookEvents, signed with the secret in
 	// the file WebhookSecret.
 	Webhooks, WebhookEvents []string
@@ -135,8 +138,22 @@ func (c *Config) checkRecord() error {
 				WithHint("--record takes %s, %s and %s.", RecordOutput, RecordProcesses, RecordChanges)
 		}
 	}
+	if len(c.RecordCalls) > 0 && !slices.Contains(c.Record, RecordProcesses) {
+		return berm.Errorf(berm.Invalid, "--record-calls needs --record %s", RecordProcesses)
+	}
+	if len(c.RecordCalls) > maxCalls {
+		return berm.Errorf(berm.Invalid, "--record-calls takes %d system calls", maxCalls)
+	}
+	for _, name := range c.RecordCalls {
+		if _, ok := seccomp.Number(name); !ok {
+			return berm.Errorf(berm.Invalid, "--record-calls: there is no system call %q on this machine", name)
+		}
+	}
 	return nil
 }
+
+// maxCalls bounds the system calls that are recorded: each that is made is compared with all of them.
+const maxCalls = 64
 
 // minAuditLimit leaves room for records of some minutes.
 const minAuditLimit = 64 << 20
@@ -286,7 +303,10 @@ func Run(ctx context.Context, c Config) error {
 	var processes control.Processes
 	var watch Watch
 	if slices.Contains(c.Record, RecordProcesses) {
-		host, listen := c.onHost(records)
+		host, listen, err := c.onHost(records)
+		if err != nil {
+			return err
+		}
 		inside := byLevel{process.NewStreams(records, c.Log), host}
 		cu.Add(inside.Close)
 		processes, watch = inside, Watch{Host: listen, GVisor: true}
@@ -459,19 +479,23 @@ func (r byLevel) Close() {
 }
 
 // onHost begins to record what runs inside sandboxes on this host's kernel, where that lets it.
-// watch says that monitors have to listen for it.
-func (c *Config) onHost(records audit.Emitter) (_ processes, watch bool) {
-	collector, because := process.New(records, c.Log)
+// watch says that monitors have to listen for it. Kind Unsupported says why system calls that are to
+// be recorded cannot be.
+func (c *Config) onHost(records audit.Emitter) (_ processes, watch bool, err error) {
+	collector, because := process.New(records, c.Log, c.RecordCalls...)
 	if because == nil {
-		return collector, false
+		return collector, false, nil
+	}
+	if len(c.RecordCalls) > 0 {
+		return nil, false, berm.Errorf(berm.Unsupported, "--record-calls: %w", because).WithHint("start without it, or as root on a kernel with BTF")
 	}
 	listeners, err := process.NewListeners(records, c.Log)
 	if err != nil {
 		c.Log.Warn("processes inside sandboxes are not recorded, but for the commands of the API", "reason", errors.Join(because, err))
-		return nil, false
+		return nil, false, nil
 	}
 	c.Log.Info("processes inside sandboxes are recorded as they ask for executions", "reason", because)
-	return listeners, true
+	return listeners, true, nil
 }
 
 // warn tells what the host cannot give to sandboxes of a level.

@@ -298,6 +298,35 @@ func TestProcesses(t *testing.T) {
 	}
 }
 
+// System calls that are asked for are recorded, also those that the wall refuses, and no others.
+func TestCalls(t *testing.T) {
+	harness.Slow(t)
+	s := harness.Serve(t, "--record-calls", "chroot,unshare")
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	box, err := s.Create(ctx, time.Minute, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := box.Run(ctx, harness.Shell("root", "chroot / /bin/true; unshare -U /bin/true; true")); err != nil {
+		t.Fatal(err)
+	}
+	if err := box.Kill(ctx); err != nil {
+		t.Fatal(err)
+	}
+	calls := map[string]string{}
+	for _, r := range only(records(t, s, box.ID, 1, audit.SandboxExit), audit.ProcCall) {
+		p := data[audit.Process](t, r)
+		calls[p.Call] = p.Error
+		if r.Outcome != audit.Failed || r.Trust != audit.TrustHost || p.PID == 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+	if len(calls) != 2 || calls["chroot"] == "" || calls["unshare"] == "" {
+		t.Errorf("%v", calls)
+	}
+}
+
 // A flood is counted, and the log has what came before and after.
 func TestFlood(t *testing.T) {
 	harness.Slow(t)

@@ -39,6 +39,7 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.ProcFork:         (*mapper).process,
 	audit.ProcExec:         (*mapper).process,
 	audit.ProcExit:         (*mapper).process,
+	audit.ProcCall:         (*mapper).none,
 	audit.ProcSum:          (*mapper).processes,
 	audit.FileAPI:          (*mapper).access,
 	audit.FileChange:       (*mapper).changes,
@@ -207,6 +208,9 @@ func (m *mapper) process() {
 
 func (m *mapper) processes() {
 	s := m.record.Data.(*audit.ProcessSum)
+	if s.Call != "" {
+		return
+	}
 	a := launch
 	if s.Type == audit.ProcExit {
 		a = terminate

@@ -4,6 +4,7 @@ package process
 
 import (
 	"bufio"
+	"cmp"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"os"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/process/ledger"
+	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/kernel/trace"
 )
 
@@ -40,6 +43,7 @@ type Collector struct {
 	audit  audit.Emitter
 	log    *slog.Logger
 	tracer *trace.Tracer
+	calls  map[int]string // that are recorded
 	hashes hashes
 	work   sync.WaitGroup
 	stop   chan struct{}
@@ -93,14 +97,23 @@ type item struct {
 	done []chan struct{} // to be closed when all before is recorded; the rest is empty then
 }
 
-// New begins to collect. Kind Unsupported names what the host lacks.
-func New(emitter audit.Emitter, log *slog.Logger) (*Collector, error) {
-	tracer, err := trace.New()
+// New begins to collect, the system calls with these names too. Kind Unsupported names what the host
+// lacks; Invalid a system call that is not there.
+func New(emitter audit.Emitter, log *slog.Logger, calls ...string) (*Collector, error) {
+	names := map[int]string{}
+	for _, name := range calls {
+		n, ok := seccomp.Number(name)
+		if !ok {
+			return nil, berm.Errorf(berm.Invalid, "there is no system call %q on this machine", name)
+		}
+		names[n] = name
+	}
+	tracer, err := trace.New(slices.Sorted(maps.Keys(names))...)
 	if err != nil {
 		return nil, err
 	}
 	c := &Collector{
-		audit: emitter, log: log, tracer: tracer, ready: make(chan struct{}, 1), over: make(chan struct{}),
+		audit: emitter, log: log, tracer: tracer, calls: names, ready: make(chan struct{}, 1), over: make(chan struct{}),
 		stop: make(chan struct{}), boxes: map[uint32]*box{},
 	}
 	c.work.Go(c.read)
@@ -345,7 +358,7 @@ func (c *Collector) sums() {
 	}
 }
 
-var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit}
+var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit, trace.Call: audit.ProcCall}
 
 func (c *Collector) take(i item) {
 	defer i.close()
@@ -364,6 +377,12 @@ func (c *Collector) take(i item) {
 		}
 	case trace.Exit:
 		ledger.Ended(&p, syscall.WaitStatus(i.Status))
+	case trace.Call:
+		p.Call = c.calls[i.Number]
+		// The kernel's errors are the last 4095 numbers; some of them programs never see.
+		if i.Result < 0 && i.Result >= -4095 {
+			p.Error = cmp.Or(unix.ErrnoName(syscall.Errno(-i.Result)), strconv.FormatInt(-i.Result, 10))
+		}
 	}
 	b.ledger.Take(types[i.Kind], p, func(p *audit.Process) {
 		if i.Kind != trace.Exec {

@@ -56,9 +56,9 @@ func run(t testing.TB, c *Collector, id berm.SandboxID, script string) {
 	c.Forget(id)
 }
 
-func collect(t testing.TB, emitter audit.Emitter) *Collector {
+func collect(t testing.TB, emitter audit.Emitter, calls ...string) *Collector {
 	t.Helper()
-	c, err := New(emitter, slog.New(slog.DiscardHandler))
+	c, err := New(emitter, slog.New(slog.DiscardHandler), calls...)
 	if berm.KindOf(err) == berm.Unsupported && os.Geteuid() != 0 {
 		t.Skip(err)
 	}
@@ -83,6 +83,42 @@ func TestProgramIsReplaced(t *testing.T) {
 	}
 	if sums["one"] == "" || sums["one"] != sums["two"] || sums["three"] == "" || sums["three"] == sums["one"] {
 		t.Errorf("%v", sums)
+	}
+}
+
+// System calls that were asked for are recorded with what came of them, and a flood is counted.
+func TestCalls(t *testing.T) {
+	if _, err := New(audit.Discard, slog.New(slog.DiscardHandler), "no_such_call"); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("a call that is not there: %v", err)
+	}
+	k := &kept{}
+	c := collect(t, k, "chroot", "sethostname", "getppid")
+	run(t, c, "i1", `chroot /nowhere true; chroot / true; perl -e 'syscall(`+fmt.Sprint(unix.SYS_GETPPID)+`) for 1..8000'`)
+	var got []string
+	getppid := 0
+	for _, r := range k.all {
+		switch p := r.Data.(type) {
+		case audit.Process:
+			if r.Type == audit.ProcCall && p.Call != "getppid" {
+				got = append(got, fmt.Sprintf("%d %s %s %s", p.PID, p.Call, p.Error, r.Outcome))
+			} else if r.Type == audit.ProcCall {
+				getppid++
+			}
+		case audit.ProcessSum:
+			if p.Call == "getppid" && p.Type == audit.ProcCall {
+				getppid += p.Count
+			}
+		case map[string]any:
+			if n, ok := p["count"].(uint64); ok && r.Type == audit.Gap {
+				getppid += int(n)
+			}
+		}
+	}
+	if fmt.Sprint(got) != "[2 chroot ENOENT failed 3 chroot  ok]" {
+		t.Errorf("%q", got)
+	}
+	if getppid < 8000 {
+		t.Errorf("of 8000 calls %d are told", getppid)
 	}
 }
 

@@ -127,8 +127,10 @@ func (a *account) commands() {
 				executed++
 			}
 		case *audit.ProcessSum:
-			programs[data.Exe] += data.Count
-			executed += data.Count
+			if data.Call == "" {
+				programs[data.Exe] += data.Count
+				executed += data.Count
+			}
 		}
 	}
 	if executed > 0 {

@@ -23,6 +23,10 @@ func (e *Event) Text() string {
 	case *audit.Process:
 		text = process(e.Type, data)
 	case *audit.ProcessSum:
+		if data.Call != "" {
+			text = fmt.Sprintf("system call %s was made %d times in a second", data.Call, data.Count)
+			break
+		}
 		text = fmt.Sprintf("%s was executed %d times in a second", data.Exe, data.Count)
 	case *audit.FileAccess:
 		text = access(data)
@@ -131,6 +135,8 @@ func process(t audit.Type, p *audit.Process) string {
 			text += " (as it asked)"
 		}
 		return text
+	case audit.ProcCall:
+		return fmt.Sprintf("pid %d: system call %s: %s", pid, p.Call, cmp.Or(p.Error, "ok"))
 	}
 	switch {
 	case p.Signal != "":

@@ -4,6 +4,7 @@ package seccomp
 
 import (
 	"maps"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -26,6 +27,16 @@ func (c call) number(arch string) int {
 		return int(c.arm64)
 	}
 	return int(c.amd64)
+}
+
+// Number is a system call's number on this machine.
+func Number(name string) (int, bool) {
+	i := slices.IndexFunc(calls, func(c call) bool { return c.name == name })
+	if i < 0 {
+		return 0, false
+	}
+	n := calls[i].number(runtime.GOARCH)
+	return n, n >= 0
 }
 
 // A Profile says what a sandbox may ask of the kernel. A call that it does not list

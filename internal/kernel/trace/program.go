@@ -43,7 +43,8 @@ const (
 	onAddr   = -48 // address of the upid in struct pid
 	onHost   = -56 // number in the namespace above
 	onParent = -64
-	onInode  = -72
+	onInode  = -72 // of an execution; of a system call, its result
+	onCall   = -80
 )
 
 // layout has the offsets of the running kernel.
@@ -293,6 +294,31 @@ func (b *builder) fork() asm.Instructions {
 		asm.JNE.Reg(asm.R1, asm.R2, "end"),
 	)
 	b.identify()
+	return b.finish()
+}
+
+// call is for sys_exit: struct pt_regs, the result. It tells of some system calls alone.
+func (b *builder) call(numbers []int) asm.Instructions {
+	b.add(
+		asm.LoadMem(asm.R6, asm.R1, 0, asm.DWord),
+		asm.LoadMem(asm.R2, asm.R1, 8, asm.DWord), asm.StoreMem(asm.RFP, onInode, asm.R2, asm.DWord),
+	)
+	b.read(onTmp, 4, asm.R6, b.at("pt_regs", "orig_ax", "syscallno"))
+	b.add(asm.LoadMem(asm.R2, asm.RFP, onTmp, asm.Word))
+	for _, n := range numbers {
+		b.add(asm.JEq.Imm(asm.R2, int32(n), "asked"))
+	}
+	b.add(
+		asm.Ja.Label("end"),
+		asm.StoreMem(asm.RFP, onCall, asm.R2, asm.DWord).WithSymbol("asked"),
+		asm.FnGetCurrentTask.Call(),
+		asm.Mov.Reg(asm.R6, asm.R0),
+	)
+	b.follow(asm.R6, b.at("task_struct", "group_leader"))
+	b.add(asm.Mov.Reg(asm.R6, asm.R8))
+	b.identify()
+	b.put(atStatus, onCall, asm.Word)
+	b.put(atInode, onInode, asm.DWord)
 	return b.finish()
 }
 

@@ -1,5 +1,6 @@
 // Package trace follows the processes of pid namespaces through BPF programs on the
-// scheduler's tracepoints: every fork, execution and end, seen by the kernel itself.
+// scheduler's tracepoints: every fork, execution and end, seen by the kernel itself, and on request
+// some system calls.
 //
 // The programs are assembled here, for the layout that the running kernel describes in its BTF.
 // They never wait: what finds no room in the ring is counted as lost.
@@ -30,6 +31,7 @@ const (
 	Exec Kind = iota + 1
 	Fork
 	Exit
+	Call // a system call returned
 )
 
 // Event is one thing that one process did.
@@ -42,6 +44,9 @@ type Event struct {
 	Host      int           // in the namespace above, that of whoever made the followed one
 	UID       uint32        // in the first user namespace
 	Status    uint32        // of an end, as wait(2) has it
+	// Of a system call.
+	Number int
+	Result int64 // as the kernel has it: of a failure, the negative number of the error
 	// Of an execution.
 	Inode   uint64 // of the file that the kernel executes: of a script, the interpreter
 	Size    int64
@@ -73,7 +78,11 @@ type Tracer struct {
 
 // New loads the programs. Kind Unsupported names what the host lacks: rights, BTF, or a kernel
 // that knows the ring (5.8).
-func New() (_ *Tracer, err error) {
+//
+// Of the system calls with these numbers the returns are told too: also of those that a seccomp filter
+// refuses, and not of those that do not return. Every system call of the machine is a little slower
+// then.
+func New(calls ...int) (_ *Tracer, err error) {
 	if os.Geteuid() != 0 {
 		return nil, missing("root", errors.New("the caller is an ordinary user"))
 	}
@@ -97,11 +106,15 @@ func New() (_ *Tracer, err error) {
 	build := func(kind Kind, size int64) *builder {
 		return &builder{layout: l, followed: t.followed, ring: t.ring, kind: int64(kind), size: size}
 	}
-	for name, code := range map[string]asm.Instructions{
+	programs := map[string]asm.Instructions{
 		"sched_process_exec": build(Exec, execSize).exec(),
 		"sched_process_fork": build(Fork, smallSize).fork(),
 		"sched_process_exit": build(Exit, smallSize).exit(),
-	} {
+	}
+	if len(calls) > 0 {
+		programs["sys_exit"] = build(Call, smallSize).call(calls)
+	}
+	for name, code := range programs {
 		if l.err != nil {
 			return nil, missing("a known layout", l.err)
 		}
@@ -188,6 +201,9 @@ const maxEnds = 10_000
 // first is false for the second end of a process.
 func (s *ends) first(e Event) bool {
 	p := process{e.Namespace, e.PID}
+	if e.Kind == Call {
+		return true
+	}
 	if e.Kind != Exit { // a new process of this number
 		delete(s.last, p)
 		delete(s.before, p)
@@ -216,8 +232,15 @@ func parse(raw []byte) (e Event, ok bool) {
 		Kind: Kind(u32(atKind)), Namespace: u32(atNamespace), At: time.Duration(u64(atTime)),
 		PID: int(u32(atPID)), Parent: int(u32(atParent)), Host: int(u32(atHost)), UID: u32(atUID), Status: u32(atStatus),
 	}
-	if e.Kind != Exec {
-		return e, e.Kind == Fork || e.Kind == Exit
+	switch e.Kind {
+	case Call:
+		e.Number, e.Result, e.Status = int(e.Status), int64(u64(atInode)), 0
+		return e, true
+	case Fork, Exit:
+		return e, true
+	case Exec:
+	default:
+		return e, false
 	}
 	if len(raw) < execSize {
 		return e, false

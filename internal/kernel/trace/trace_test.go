@@ -15,9 +15,9 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-func open(t *testing.T) *Tracer {
+func open(t *testing.T, calls ...int) *Tracer {
 	t.Helper()
-	tr, err := New()
+	tr, err := New(calls...)
 	if berm.KindOf(err) == berm.Unsupported && os.Geteuid() != 0 {
 		t.Skip(err)
 	}
@@ -117,6 +117,21 @@ exit 4 9
 exit 1 1280`
 	if text := strings.ReplaceAll(strings.Join(got, "\n"), "/usr/bin/true", "/bin/true"); text != want {
 		t.Errorf("got\n%s\nwant\n%s", text, want)
+	}
+}
+
+// The system calls that were asked for are told with their results, and no others.
+func TestCalls(t *testing.T) {
+	tr := open(t, unix.SYS_CHROOT, unix.SYS_SETHOSTNAME)
+	all := inside(t, tr, `chroot /nowhere true; chroot / true; true`)
+	var got []string
+	for _, e := range all {
+		if e.Kind == Call {
+			got = append(got, fmt.Sprintf("%d of %d: %d", e.Number, e.PID, e.Result))
+		}
+	}
+	if want := fmt.Sprintf("[%d of 2: -2 %[1]d of 3: 0]", unix.SYS_CHROOT); fmt.Sprint(got) != want {
+		t.Errorf("got %v, want %s", got, want)
 	}
 }
 

@@ -41,14 +41,14 @@ func (l *Ledger) Take(what audit.Type, p audit.Process, detail func(*audit.Proce
 		if len(l.sums) >= maxSums {
 			p.Exe = ""
 		}
-		l.sums[audit.ProcessSum{Type: what, Exe: p.Exe}]++
+		l.sums[audit.ProcessSum{Type: what, Exe: p.Exe, Call: p.Call}]++
 		return
 	}
 	if detail != nil {
 		detail(&p)
 	}
 	outcome := audit.OK
-	if p.Code != nil && *p.Code != 0 {
+	if p.Code != nil && *p.Code != 0 || p.Error != "" {
 		outcome = audit.Failed
 	}
 	l.emit(what, outcome, "", p)
