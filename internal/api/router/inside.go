@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/http"
 	"strconv"
+	"syscall"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -47,7 +48,13 @@ func (i Inside) Do(r *http.Request, id berm.SandboxID, port uint16, actor audit.
 	}
 	// One connection for each: it ends with the request, which tells the server inside.
 	transport := &http.Transport{
-		DialContext:       func(ctx context.Context, _, _ string) (net.Conn, error) { return dialStarting(ctx, route, port) },
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			conn, err := dialStarting(ctx, route, port)
+			if err != nil {
+				return nil, err
+			}
+			return answered{conn}, nil
+		},
 		DisableKeepAlives: true, DisableCompression: true, MaxResponseHeaderBytes: maxAnswerHeader,
 		WriteBufferSize: 32 << 10, ReadBufferSize: 32 << 10,
 	}
@@ -60,6 +67,19 @@ func (i Inside) Do(r *http.Request, id berm.SandboxID, port uint16, actor audit.
 	}
 	answer.ReadCloser, response.Body = response.Body, answer
 	return response, nil
+}
+
+// answered is a connection to a server that may answer and close before it has read the whole request.
+// What it does not read is dropped: the transport then reads the answer, where the error of a write
+// would have it give up.
+type answered struct{ net.Conn }
+
+func (a answered) Write(p []byte) (int, error) {
+	n, err := a.Conn.Write(p)
+	if errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
+		return len(p), nil
+	}
+	return n, err
 }
 
 func (i Inside) send(r *http.Request, route *control.Route, port uint16, actor audit.Actor, transport *http.Transport, masks bool) (*http.Response, error) {
