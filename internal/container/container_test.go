@@ -584,6 +584,13 @@ func TestExecution(t *testing.T) {
 	w.log.fail = nil
 }
 
+func TestTooMuchWaits(t *testing.T) {
+	w := newWorld(t)
+	c, _ := w.thread(me, "t")
+	_, err := w.Execute(context.Background(), c.ID, container.Execution{Code: "queue"}, me, func(container.Event) error { return nil })
+	w.want(berm.Exhausted, err, "100 executions wait")
+}
+
 func TestContexts(t *testing.T) {
 	w := newWorld(t)
 	defer w.end()

@@ -303,6 +303,8 @@ func (m *Manager) ask(ctx context.Context, c Container, actor audit.Actor, metho
 		kind = berm.NotFound
 	case http.StatusBadRequest, http.StatusUnprocessableEntity:
 		kind = berm.Invalid
+	case http.StatusTooManyRequests:
+		kind = berm.Exhausted
 	}
 	return nil, &insideError{berm.Errorf(kind, "the container's interpreter answers %d: %.300q", answer.StatusCode, reason)}
 }

@@ -29,6 +29,7 @@ import (
 //	much N          writes N MiB
 //	raw TEXT        sends TEXT as it is
 //	cut             cuts the connection
+//	queue           alone: is refused, since too much waits
 type Interpreter struct {
 	// Waits gets an element for each wait that begins, and Left for each whose client left; nil for
 	// nobody to know.
@@ -107,6 +108,10 @@ func (i *Interpreter) execute(w http.ResponseWriter, r *http.Request) {
 	}
 	if in.Language == "cobol" {
 		http.Error(w, "no kernel for cobol", http.StatusBadRequest)
+		return
+	}
+	if in.Code == "queue" {
+		http.Error(w, "100 executions wait", http.StatusTooManyRequests)
 		return
 	}
 	i.mu.Lock()
