@@ -20,7 +20,7 @@ def run(container, code):
 
 
 # The same thread has the same container, in this process or in the next.
-container = client.containers.create(name="sales", extra_body={"thread_id": "conversation-7"})
+container = client.containers.create(name="sales", extra_body={"thread_id": "analysis"})
 client.containers.files.create(container.id, file=("sales.csv", sales))
 
 answer = run(container, """
