@@ -87,10 +87,9 @@ func TestCrashesAmongBuilds(t *testing.T) {
 		action string
 		whole  bool
 	}{
-		{point: "driver.health"}, {point: "control.created"}, {point: "builder.done"}, {point: "template.layer.unpacked"},
-		{point: "template.layer.described"}, {point: "builder.layer"}, {point: "builder.finish"}, {point: "template.put"}, {point: "builder.published", whole: true},
-		{point: "builder.done", action: "error"}, {point: "template.layer.unpacked", action: "error"}, {point: "builder.layer", action: "error"},
-		{point: "builder.finish", action: "error"},
+		{point: "control.created"}, {point: "builder.done"}, {point: "template.layer.unpacked"}, {point: "builder.layer"},
+		{point: "builder.finish"}, {point: "template.put"}, {point: "builder.published", whole: true},
+		{point: "builder.done", action: "error"}, {point: "builder.layer", action: "error"}, {point: "builder.finish", action: "error"},
 	} {
 		action := at.action
 		if action == "" {
