@@ -19,7 +19,7 @@ PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl bus
 # What the tests of the code interpreter's server run on.
 JUPYTER  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berm/interpreter
 
-.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop test-interpreter bench fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop test-interpreter bench bench-lazy fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -88,6 +88,9 @@ test-cycles: build runsc ## 100 times write, pause, save, go on and verify at le
 
 test-probes: build runsc ## the probes at level gvisor after a pause, in forks, and of networks and credentials
 	BERM_TEST_ALL=1 BERM_TEST_PROBES=all $(GO) test -count=1 -timeout 90m -run 'TestProbesLater|TestNetworkGVisor' ./test/probes
+
+bench-lazy: build ## the first output of a sandbox of a 2 GiB image, lazily and whole: four minutes, 10 GiB of disk
+	BERM_TEST_ALL=1 BERM_TEST_LAZY_MIB=2048 $(GO) test -count=1 -v -timeout 20m -run TestSpeed ./test/lazy
 
 bench: build ## measure, print ratios, write bench/*.json
 	@mkdir -p bench

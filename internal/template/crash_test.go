@@ -4,6 +4,8 @@ package template
 
 import (
 	"bytes"
+	"context"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -63,6 +65,95 @@ func TestCrash(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An image that arrives lazily is, when a process of its died between any two steps, there as one
+// that is on its way, or is gone; and nothing half-made is taken for whole.
+func TestCrashOfArrival(t *testing.T) {
+	if dir := os.Getenv("BERM_TEST_CRASH_STORE"); dir != "" {
+		s, err := Open(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		made, err := s.Import(t.Context(), os.Getenv("BERM_TEST_CRASH_IMAGE"), ImportOptions{Lazy: Always}, nil)
+		if err != nil {
+			os.Exit(3) // the keeper's death
+		}
+		_, _ = s.Whole(t.Context(), made, nil)
+		return
+	}
+	needsLazy(t)
+	r := newRegistry(t, httptest.NewServer)
+	r.push(t, "app", imageOf(t, lazyLayer(t, archive(t, file644("f", "1"))), lazyLayer(t, archive(t, file644("g", "2")))))
+	for _, point := range []string{
+		"template.arrival.ordered", "template.arrival.named", "template.arrival.mounted", "template.arrival.served",
+		"template.arrival.started", "template.put", "template.arrival.arrived", "template.layer.unpacked",
+		"template.arrival.unpacked", "template.arrival.switched", "template.arrival.recorded",
+	} {
+		t.Run(point, func(t *testing.T) {
+			s := newStore(t)
+			closeArrivals(t, s)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			cmd := exec.CommandContext(ctx, "/proc/self/exe", "-test.run=^TestCrashOfArrival$")
+			cmd.Env = append(os.Environ(), "BERM_TEST_CRASH_STORE="+s.dir, "BERM_TEST_CRASH_IMAGE="+r.host+"/app", "BERM_FAILPOINTS="+point+"=crash")
+			ended := make(chan error, 1)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			go func() { ended <- cmd.Wait() }()
+			// It dies, or the keeper does, or it waits for a keeper that has died.
+			eventually(t, "a death", func() bool {
+				if len(ended) > 0 {
+					return true
+				}
+				list, err := s.List(t.Context())
+				return err == nil && len(list) == 1 && list[0].Arriving != nil && !s.kept(list[0])
+			})
+			cancel()
+			<-ended
+			cancel()
+			list, err := s.List(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Arrive(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if len(list) == 1 {
+				// The child may have started a keeper that dies in its turn.
+				made, err := s.Whole(t.Context(), list[0], nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, want := range []string{"f", "g"} {
+					if got, err := os.ReadFile(filepath.Join(made.Layers[i].Path, want)); err != nil || len(got) != 1 {
+						t.Errorf("layer %d: %q, %v", i, got, err)
+					}
+				}
+			}
+			eventually(t, "the store to be clean", func() bool {
+				if err := s.Collect(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				tmp, err := os.ReadDir(filepath.Join(s.dir, "tmp"))
+				arriving, err2 := os.ReadDir(filepath.Join(s.dir, "arriving"))
+				return err == nil && err2 == nil && len(tmp)+len(arriving) == 0
+			})
+			if got := layerNames(t, s); len(got) != 2*len(list) {
+				t.Errorf("layers %q", got)
+			}
+		})
+	}
+}
+
+// kept says whether a process serves the arrival of a template.
+func (s *Store) kept(t berm.Template) bool {
+	unlock, err := s.tryLock(filepath.Join("arriving", t.Arriving.ID, "lock"), unix.LOCK_SH)
+	if err == nil {
+		unlock()
+	}
+	return err != nil
 }
 
 // An error at a step, instead of death, undoes what was done by itself.

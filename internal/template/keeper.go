@@ -135,7 +135,7 @@ func runKeeper() error {
 		return err
 	}
 	_ = os.WriteFile("/proc/self/comm", []byte(argKeeper), 0)
-	k := &keeper{s: &Store{dir: o.Dir, ids: hostIDs()}, id: o.ID, auth: o.Auth, resend: canResend()}
+	k := &keeper{s: &Store{dir: o.Dir, ids: hostIDs()}, id: o.ID, auth: o.Auth, resend: kernelSince(6, 9)}
 	k.dir = k.s.arrivalPath(o.ID)
 	unlock, err := k.s.tryLock(filepath.Join("arriving", k.id, "lock"), unix.LOCK_EX)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -179,17 +179,17 @@ func (k *keeper) wait() error {
 	return berm.Errorf(berm.Unavailable, "the process that serves the image does not answer")
 }
 
-// canResend says whether the kernel is Linux 6.9 or newer.
-func canResend() bool {
+// kernelSince says whether the kernel is of a version or newer.
+func kernelSince(major, minor int) bool {
 	var u unix.Utsname
 	if unix.Uname(&u) != nil {
 		return false
 	}
-	var major, minor int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+	var a, b int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &a, &b); err != nil {
 		return false
 	}
-	return major > 6 || major == 6 && minor >= 9
+	return a > major || a == major && b >= minor
 }
 
 // start mounts and has the layers served.

@@ -78,6 +78,9 @@ var lazily = func() error {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		return errors.New("there is no /dev/fuse")
 	}
+	if !kernelSince(6, 12) {
+		return errors.New("to map ids of what a program serves takes Linux 6.12")
+	}
 	return nil
 }
 

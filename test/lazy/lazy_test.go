@@ -309,6 +309,20 @@ func run(t *testing.T, sandbox *harness.Sandbox, text string) string {
 // levels runs a test at each level that this machine has.
 func levels(t *testing.T, test func(t *testing.T, args ...string)) {
 	harness.Slow(t)
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(string(release), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	if major < 6 || major == 6 && minor < 12 {
+		t.Skip("file systems of programs with mapped ids: Linux 6.12")
+	}
+	if _, err := os.Stat("/dev/fuse"); err != nil {
+		t.Skip("no /dev/fuse")
+	}
 	t.Run("namespace", func(t *testing.T) { test(t, "--level", "namespace") })
 	t.Run("gvisor", func(t *testing.T) {
 		binary, err := harness.Binary()
