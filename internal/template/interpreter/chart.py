@@ -188,6 +188,8 @@ def _boxes(ax, frames):
             outlines.append(points)
         else:
             rest.append((line, points))
+    # What has no data, or data that are no numbers, has an outline nowhere.
+    outlines = [o for o in outlines if all(math.isfinite(v) for point in o for v in point)]
     if not outlines:
         return None
     for upright in (True, False):

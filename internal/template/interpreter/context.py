@@ -29,6 +29,8 @@ FIELDS = {
     "e2b/chart": "chart",
 }
 
+VALUES = ("json", "data", "chart")  # fields that are no texts
+
 
 class Refused(Exception):
     """What a client asked for is refused; code is the HTTP status."""
@@ -44,10 +46,13 @@ def result(content, main):
     for kind, value in content["data"].items():
         if value is None:
             continue
-        if kind in FIELDS:
-            event[FIELDS[kind]] = value
-        else:
+        field = FIELDS.get(kind)
+        if field is None:
             event["extra"][kind] = value
+        elif field in VALUES or isinstance(value, str):
+            event[field] = value
+        else:  # clients take texts alone; Jupyter has lists of lines for them too
+            event[field] = "".join(map(str, value)) if isinstance(value, list) else str(value)
     text = event.get("text")
     if isinstance(text, str) and len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
         event["text"] = text[1:-1]
@@ -68,6 +73,7 @@ class Execution:
         self.stopped = asyncio.Event()  # the client is gone, or too much waits for it
         self.waiting = 0  # bytes in events
         self.failed = False
+        self.exits = False  # the code told its kernel to end
 
     def put(self, event):
         line = json.dumps(event, separators=(",", ":"), default=str).encode() + b"\n"
@@ -106,6 +112,8 @@ class Execution:
     def take(self, message):
         """Takes a message of the kernel."""
         kind, content = message["msg_type"], message["content"]
+        if kind == "execute_reply":
+            self.exits = any(p["source"] == "ask_exit" and not p.get("keepkernel") for p in content.get("payload") or [])
         if kind == "stream":
             self.put({"type": content["name"], "text": content["text"], "timestamp": _stamp(message)})
         elif kind in ("display_data", "update_display_data"):
@@ -232,6 +240,9 @@ class Context:
                 self._lost = None
             await self._prepare(kernel, execution)
             await self._supervise(kernel, execution)
+            if execution.exits:  # it does a moment after its reply, and would take what runs next with it
+                self._lost = "its code ended it"
+                await self._renew()
             if execution.env and not kernel.died.done():
                 before = {k: self._known_env.get(k, os.environ.get(k)) for k in execution.env}
                 await kernel.execute(self.language.set_env(before), _Quiet(), silent=True)

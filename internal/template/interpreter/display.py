@@ -11,6 +11,8 @@ import sys
 import chart
 from IPython.core.formatters import BaseFormatter, JSONFormatter
 from IPython.display import display
+from jupyter_client.jsonutil import json_clean, json_default
+from jupyter_client.session import json_packer
 from traitlets import ObjectName, Unicode
 
 CELL_LIMIT = 1_000_000  # a larger table has no data
@@ -69,7 +71,10 @@ class DataFormatter(BaseFormatter):
         pandas = sys.modules.get("pandas")
         if pandas is None or not isinstance(value, getattr(pandas, "DataFrame", ())):
             return super().__call__(value)
-        return table(value) if value.size <= CELL_LIMIT else None
+        try:
+            return table(value) if value.size <= CELL_LIMIT else None
+        except Exception:  # a table is shown, whatever is in its cells
+            return None
 
 
 class ChartFormatter(BaseFormatter):
@@ -93,8 +98,17 @@ class ContainerFormatter(JSONFormatter):
             return super().__call__(value)
         try:
             return json.loads(json.dumps(plain(value))), {"expanded": True}
-        except (ValueError, RecursionError):
+        except Exception:  # nor is a list lost for what is in it
             return None
+
+
+def pack(message):
+    """Encodes a message of the kernel. Half a surrogate pair, which UTF-8 does not have, is a question
+    mark, where the message would be lost with all that is in it."""
+    try:
+        return json_packer(message)
+    except UnicodeEncodeError:
+        return json.dumps(json_clean(message), default=json_default, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def show_images():

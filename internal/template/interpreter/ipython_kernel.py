@@ -12,6 +12,7 @@ from traitlets.config import Config  # noqa: E402
 
 config = Config()
 config.InteractiveShell.colors = "nocolor"
+config.Session.packer = "display.pack"
 config.HistoryManager.enabled = False
 config.PlainTextFormatter.max_seq_length = 0  # whole lists, not their first thousand
 

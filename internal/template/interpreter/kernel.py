@@ -93,11 +93,10 @@ class Kernel:
             parts = await channel.socket.recv_multipart()
             try:
                 message = session.deserialize(session.feed_identities(parts)[1])
-            except (ValueError, KeyError) as e:  # not the kernel's: it is not signed
-                logging.warning("a message that is none: %s", e)
-                continue
-            if self._run and message["parent_header"].get("msg_id") == self._run[0]:
-                self._run[1].take(message)
+                if self._run and message["parent_header"].get("msg_id") == self._run[0]:
+                    self._run[1].take(message)
+            except Exception as e:  # it is not signed, or code made it: code can send what it likes
+                logging.warning("a message that is none: %r", e)
 
     async def _ask(self, kind, content, answered):
         """Sends a request, whose answers go to answered."""
@@ -111,7 +110,8 @@ class Kernel:
 
     async def execute(self, code, sink, silent=False):
         """Runs code and returns when it has ended, having given its messages to sink.take. Died
-        says that the kernel ended. Cancelled, it leaves the code running."""
+        says that the kernel ended, Unanswered that it does not tell how the code did. Cancelled,
+        it leaves the code running."""
         if self.died.done():
             raise Died(self.how())
         answered = _Answered(sink)
@@ -129,6 +129,8 @@ class Kernel:
             await asyncio.wait({answered.done, self.died}, timeout=SETTLE_TIMEOUT, return_when=asyncio.FIRST_COMPLETED)
             if self.died.done() and not answered.done.done():
                 raise Died(self.how())
+            if not answered.replied:
+                raise Unanswered("the kernel does not tell how the code ended: it may be incomplete, or has broken the kernel, which a restart of the context mends")
         finally:
             self._run = None
 
@@ -174,6 +176,7 @@ class _Answered:
         self.half, self.done = loop.create_future(), loop.create_future()
         self._seen = set()
         self._sink = sink
+        self.replied = False
 
     def take(self, message):
         kind = message["msg_type"]
@@ -181,6 +184,7 @@ class _Answered:
             self._sink.take(message)
         if kind == "status" and message["content"]["execution_state"] == "idle" or kind.endswith("_reply"):
             self._seen.add(kind)
+            self.replied = self.replied or kind.endswith("_reply")
             if not self.half.done():
                 self.half.set_result(None)
             if len(self._seen) == 2 and not self.done.done():

@@ -38,6 +38,40 @@ CHARTS = {
 }
 
 
+# Values that have no form in JSON, or none at all, are shown in the forms that they have.
+ODD = {
+    "half a character": ('print("a\\ud800"); ["b\\ud800"]', lambda r: (r.logs.stdout, r.results[0].json) == (["a?\n"], ["b?"])),
+    "a table of itself": ("import pandas as pd\nx = []; x.append(x)\npd.DataFrame({'a': [x]})", lambda r: r.results[0].html),
+    "no numbers": ("[float('nan'), float('inf')]", lambda r: r.results[0].json == [None, None]),
+    "lines of text": ("display({'text/plain': ['a', 'b'], 'text/html': 5}, raw=True)", lambda r: (r.results[0].text, r.results[0].html) == ("ab", "5")),
+    "a box without data": ("import matplotlib.pyplot as plt\nplt.boxplot([[1, 2, 3], []]); plt.show()",
+                           lambda r: [(e.label, e.median) for e in r.results[0].chart.elements] == [("1", 2)]),
+    "plotly": ("import plotly.graph_objects as go\ngo.Figure(go.Bar(x=['a'], y=[float('nan')]))",
+               lambda r: "application/vnd.plotly.v1+json" in r.results[0].extra),
+}
+
+
+@pytest.mark.parametrize("value", ODD)
+def test_odd(sandbox, value):
+    code, right = ODD[value]
+    run = sandbox.run_code(code)
+    assert run.error is None and run.logs.stderr == []
+    assert right(run), run
+
+
+def test_exit(sandbox):
+    context = sandbox.create_code_context()
+    assert sandbox.run_code("exit()", context=context).error is None
+    run = sandbox.run_code("1", context=context)
+    assert (run.text, run.error) == ("1", None)
+    assert "its code ended it" in "".join(run.logs.stderr)
+
+
+def test_incomplete(sandbox):
+    assert "incomplete" in sandbox.run_code("echo 'a", language="bash").error.value
+    assert sandbox.run_code("echo a", language="bash").logs.stdout == ["a\n"]
+
+
 @pytest.mark.parametrize("kind", CHARTS)
 def test_chart(sandbox, kind):
     draw, right = CHARTS[kind]

@@ -38,8 +38,8 @@ iopub, shell, control = bind(zmq.PUB, "iopub"), bind(zmq.ROUTER, "shell"), bind(
 count = 0
 
 
-def do(words, tell):
-    """Runs words[0] with the rest."""
+def do(words, tell, reply):
+    """Runs words[0] with the rest. Returns what of the end is not to be told."""
     name, rest = words[0], words[1:]
     if name == "print":
         tell("stream", {"name": "stdout", "text": " ".join(rest) + "\n"})
@@ -47,6 +47,9 @@ def do(words, tell):
         tell("execute_result", {"data": json.loads(" ".join(rest)), "metadata": {}, "execution_count": count})
     elif name == "display":
         tell("display_data", {"data": json.loads(" ".join(rest)), "metadata": {}})
+    elif name == "odd":  # what no kernel publishes, and code can
+        tell("stream", {})
+        tell("display_data", {"data": 5})
     elif name == "env":
         tell("stream", {"name": "stdout", "text": os.environ.get(rest[0], "nothing")})
     elif name == "set":
@@ -72,7 +75,11 @@ def do(words, tell):
     elif name == "exit":
         os._exit(int(rest[0]))
     elif name == "mute":  # the reply comes, the end of what is published does not
-        return True
+        return "idle"
+    elif name == "dumb":  # the end of what is published comes, the reply does not
+        return "reply"
+    elif name == "quit":  # as IPython's exit()
+        reply["payload"] = [{"source": "ask_exit", "keepkernel": False}]
     else:
         raise ValueError("no such word: " + name)
 
@@ -87,19 +94,20 @@ while True:
             iopub.send_multipart(pack(kind, content, header))
 
         tell("status", {"execution_state": "busy"})
-        reply, mute = {"status": "ok"}, False
+        reply, mute = {"status": "ok"}, None
         if asked == "execute_request":
             if not content["silent"]:
                 count += 1
                 tell("execute_input", {"code": content["code"], "execution_count": count})
             try:
                 for line in filter(None, content["code"].split("\n")):
-                    mute = do(line.split(), tell)
+                    mute = do(line.split(), tell, reply)
             except (Exception, KeyboardInterrupt) as e:
                 reply = {"status": "error", "ename": type(e).__name__, "evalue": str(e), "traceback": ["one", "\x1b[1m\x1b[31mtwo\x1b[0m"]}
                 tell("error", reply)
-        shell.send_multipart([identity, *pack(asked.replace("request", "reply"), reply, header)])
-        if not mute:
+        if mute != "reply":
+            shell.send_multipart([identity, *pack(asked.replace("request", "reply"), reply, header)])
+        if mute != "idle":
             tell("status", {"execution_state": "idle"})
     except KeyboardInterrupt:
         pass  # it came between two requests

@@ -134,6 +134,20 @@ class Events(Case):
         self.addCleanup(setattr, kernel, "SETTLE_TIMEOUT", 10)
         self.assertEqual(await self.run_code("mute"), [])
 
+    async def test_reply_that_does_not_come(self):
+        kernel.SETTLE_TIMEOUT = 0.1
+        self.addCleanup(setattr, kernel, "SETTLE_TIMEOUT", 10)
+        error = await self.error("dumb")
+        self.assertEqual(error["name"], "UnexpectedEndOfExecution")
+        self.assertIn("incomplete", error["value"])
+
+    async def test_messages_that_are_none(self):
+        self.assertEqual(await self.text("odd\nprint on"), "on\n")
+
+    async def test_texts(self):
+        [event] = await self.run_code("value " + json.dumps({"text/plain": 5, "text/html": ["<p>", "</p>"], "image/png": {"a": 1}}))
+        self.assertEqual((event["text"], event["html"], event["png"]), ("5", "<p></p>", "{'a': 1}"))
+
     async def test_many_at_once(self):
         answers = await asyncio.gather(*(self.text(f"print {i}") for i in range(60)))
         self.assertEqual(answers, [f"{i}\n" for i in range(60)])
@@ -292,6 +306,12 @@ class Ends(Case):
         self.assertEqual((told["type"], text["text"]), ("stderr", "on\n"))
         self.assertIn("started anew", told["text"])
         self.assertEqual(await self.text("print on"), "on\n")
+
+    async def test_code_ends_its_kernel(self):
+        self.assertEqual(await self.run_code("quit"), [])
+        told, text = await self.run_code("print on")
+        self.assertIn("its code ended it", told["text"])
+        self.assertEqual(text["text"], "on\n")
 
     async def test_time_is_over(self):
         self.assertEqual((await self.error("sleep 600", timeout=0.2))["name"], "ExecutionTimeout")
