@@ -97,6 +97,7 @@ class Kernel:
                     self._run[1].take(message)
             except Exception as e:  # it is not signed, or code made it: code can send what it likes
                 logging.warning("a message that is none: %r", e)
+            await asyncio.sleep(0)  # what is there already is received without a turn of the loop
 
     async def _ask(self, kind, content, answered):
         """Sends a request, whose answers go to answered."""
