@@ -309,7 +309,7 @@ func agentError(err error) error {
 	switch e.Code() {
 	case connect.CodeNotFound:
 		kind = berm.NotFound
-	case connect.CodeInvalidArgument:
+	case connect.CodeInvalidArgument, connect.CodeFailedPrecondition: // a loop of links
 		kind = berm.Invalid
 	case connect.CodePermissionDenied:
 		kind = berm.Denied

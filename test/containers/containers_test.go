@@ -122,6 +122,10 @@ func TestContainers(t *testing.T) {
 	if err := s.call("GET", "/"+c.ID+"/files", nil, &files); err != nil || len(files.Data) != 1 || files.Data[0].Path != "/home/user/out.txt" || files.Data[0].Source != "assistant" {
 		t.Errorf("%+v, %v", files, err)
 	}
+	// Directories that not even the agent may read do not spoil the list of others.
+	if err := s.call("GET", "/"+c.ID+"/files?path=/proc/1", nil, &files); err != nil || len(files.Data) == 0 {
+		t.Errorf("%d files, %v", len(files.Data), err)
+	}
 	request, err := sandbox.Request(ctx, "GET", 49999, "/contexts", nil)
 	if err != nil {
 		t.Fatal(err)

@@ -58,6 +58,8 @@ func fault(err error) error {
 	switch {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, syscall.ENOTDIR):
 		code = connect.CodeNotFound
+	case errors.Is(err, os.ErrPermission):
+		code = connect.CodePermissionDenied
 	case errors.Is(err, syscall.ELOOP):
 		code = connect.CodeFailedPrecondition
 	case errors.Is(err, syscall.ENAMETOOLONG):
@@ -193,11 +195,12 @@ type lister struct {
 	entries []*pb.EntryInfo
 }
 
-// list adds what is in dir, shown as below shown. What vanishes meanwhile is left out.
+// list adds what is in dir, shown as below shown. What vanishes meanwhile is left out, and so is what
+// is in a directory that even the agent may not read, as some of /proc are.
 func (l *lister) list(dir, shown string, depth int) error {
 	names, err := readDir(dir)
 	if err != nil {
-		if errors.Is(err, os.ErrNotExist) && len(l.entries) > 0 {
+		if len(l.entries) > 0 && (unseen(err) || errors.Is(err, os.ErrPermission)) {
 			return nil
 		}
 		return fault(err)
@@ -208,7 +211,7 @@ func (l *lister) list(dir, shown string, depth int) error {
 		}
 		path, shown := filepath.Join(dir, d.Name()), filepath.Join(shown, d.Name())
 		e, err := entryInfo(path, shown)
-		if errors.Is(err, os.ErrNotExist) {
+		if unseen(err) {
 			continue
 		}
 		if err != nil {
@@ -226,6 +229,9 @@ func (l *lister) list(dir, shown string, depth int) error {
 	}
 	return nil
 }
+
+// unseen says whether an error is that something has vanished; of a process, proc(5) says it so.
+func unseen(err error) bool { return errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
 // readDir reads a directory in lexical order, and no more of it than a listing can hold.
 func readDir(dir string) ([]os.DirEntry, error) {
