@@ -61,6 +61,7 @@ test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, 
 	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/driver/gvisor ./internal/template ./internal/local/... ./internal/audit/...
 	test/e2e/run
 	test/e2e/run gvisor
+	test/e2e/interpreter/run namespace
 	test/agents/run codex
 
 test-containers: build ## the examples of docs/containers.md, on the template code-interpreter-v1
