@@ -20,6 +20,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
@@ -135,7 +136,7 @@ func runKeeper() error {
 		return err
 	}
 	_ = os.WriteFile("/proc/self/comm", []byte(argKeeper), 0)
-	k := &keeper{s: &Store{dir: o.Dir, ids: hostIDs()}, id: o.ID, auth: o.Auth, resend: kernelSince(6, 9)}
+	k := &keeper{s: &Store{dir: o.Dir, ids: hostIDs()}, id: o.ID, auth: o.Auth, resend: feature.KernelSince("6.9")}
 	k.dir = k.s.arrivalPath(o.ID)
 	unlock, err := k.s.tryLock(filepath.Join("arriving", k.id, "lock"), unix.LOCK_EX)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -177,19 +178,6 @@ func (k *keeper) wait() error {
 		time.Sleep(20 * time.Millisecond)
 	}
 	return berm.Errorf(berm.Unavailable, "the process that serves the image does not answer")
-}
-
-// kernelSince says whether the kernel is of a version or newer.
-func kernelSince(major, minor int) bool {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return false
-	}
-	var a, b int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &a, &b); err != nil {
-		return false
-	}
-	return a > major || a == major && b >= minor
 }
 
 // start mounts and has the layers served.

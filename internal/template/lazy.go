@@ -18,6 +18,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/failpoint"
+	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/template/arrival"
 )
 
@@ -78,7 +79,7 @@ var lazily = func() error {
 	if _, err := os.Stat("/dev/fuse"); err != nil {
 		return errors.New("there is no /dev/fuse")
 	}
-	if !kernelSince(6, 12) {
+	if !feature.KernelSince("6.12") {
 		return errors.New("to map ids of what a program serves takes Linux 6.12")
 	}
 	return nil
