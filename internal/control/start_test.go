@@ -357,10 +357,9 @@ func TestStartCommandBeginsOnce(t *testing.T) {
 	}
 
 	// What cannot be gone on from is run, and saved anew.
-	failing := true
+	var failed atomic.Bool
 	w.engine.Fail(func(id berm.SandboxID, method string) error {
-		if method == "Create" && failing {
-			failing = false
+		if method == "Create" && failed.CompareAndSwap(false, true) {
 			return berm.Errorf(berm.Unsupported, "the snapshot goes on with gVisor 1 alone, not with 2")
 		}
 		return nil

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,10 +310,10 @@ func TestForks(t *testing.T) {
 		t.Errorf("%+v", spec)
 	}
 	// Of five children two fail, each by itself.
-	made := 0
+	var made atomic.Int32
 	w.engine.Fail(func(_ berm.SandboxID, method string) error {
 		if method == "Create" {
-			if made++; made%2 == 0 {
+			if made.Add(1)%2 == 0 {
 				return berm.Errorf(berm.Exhausted, "no room")
 			}
 		}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -115,4 +116,37 @@ func FuzzMemory(f *testing.F) {
 			t.Errorf("a path of %d bytes: %q", len(text), text)
 		}
 	})
+}
+
+// The arguments of a process prove an execution of the file that it ran before only where they were
+// others, and are those of the execution as a whole.
+func TestShows(t *testing.T) {
+	for _, c := range []struct {
+		what, before, name, argv, now string
+		want                          bool
+	}{
+		{"itself, with others", "sh|-c|x", "/bin/sh", "sh|-c|y", "sh|-c|y", true},
+		{"itself, with the same", "sh|-c|x", "/bin/sh", "sh|-c|x", "sh|-c|x", false},
+		{"not yet", "ways|memfd|ran|a", "/dev/fd/3", "ways|ran|a", "ways|memfd|ran|a", false},
+		{"a script", "sh", "./script", "./script|a", "/bin/sh|./script|a", true},
+		{"a script, with an option", "sh", "./script", "./script|a", "/bin/sh|-e|./script|a", true},
+		{"a script, not yet", "timeout|5|./script|a", "./script", "./script|a", "timeout|5|./script|a", false},
+		{"a script of a descriptor", "sh", "/dev/fd/3", "script|a", "/bin/sh|/dev/fd/3|a", true},
+		{"one that begins like it", "sh", "/bin/sh", "sh|a", "sh|ab", false},
+		{"one that it begins like", "sh", "/bin/sh", "sh|ab", "sh|a", false},
+		{"none", "sh", "/bin/sh", "", "sh|a", false},
+	} {
+		dir := t.TempDir() + "/"
+		line := func(of string) []byte { return []byte(strings.ReplaceAll(of, "|", "\x00") + "\x00") }
+		if err := os.WriteFile(dir+"cmdline", line(c.now), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		a := &ask{line: line(c.before), name: c.name}
+		if c.argv != "" {
+			a.Argv = strings.Split(c.argv, "|")
+		}
+		if got := a.shows(dir); got != c.want {
+			t.Errorf("%s: %v", c.what, got)
+		}
+	}
 }

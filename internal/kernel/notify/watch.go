@@ -29,11 +29,12 @@ type ask struct {
 	Event
 	process *process
 	before  Version // what the process ran
+	line    []byte  // and with which arguments
 	target  int     // descriptor of the file that it asked for; -1 for none
 	file    Version // which that is
 	absent  bool    // there was no such file: libraries try all directories of a PATH
 	unread  bool    // the memory of the process may not be read
-	name    string  // Exe as the process has it
+	name    string  // of the file, as the kernel gives it to the interpreter of a script
 	number  uint32  // how many the process has asked for
 	looked  int     // how often
 }
@@ -132,7 +133,7 @@ func (w *watch) look(n *notification) *ask {
 	}
 	parent, uid := p.parent()
 	a.PID, a.Parent, a.UID = p.inside, w.inside(parent), w.user(uid)
-	a.before = versionOf(dir + "exe")
+	a.before, a.line = versionOf(dir+"exe"), readSmall(dir+"cmdline")
 	a.Cwd, _ = os.Readlink(dir + "cwd")
 	name, argv, at := n.args[0], n.args[1], int32(unix.AT_FDCWD)
 	if n.nr == unix.SYS_EXECVEAT {
@@ -152,8 +153,10 @@ func (w *watch) look(n *notification) *ask {
 			a.Exe = join(a.Cwd, a.Exe)
 		}
 	case a.Exe == "": // of a descriptor, which may be closed by the execution
+		a.name = "/dev/fd/" + strconv.Itoa(int(at)) // execveat(2), NOTES
 		a.hold(dir + "fd/" + strconv.Itoa(int(at)))
 	default:
+		a.name = "/dev/fd/" + strconv.Itoa(int(at)) + "/" + a.Exe
 		of, _ := os.Readlink(dir + "fd/" + strconv.Itoa(int(at)))
 		a.Exe = join(of, a.Exe)
 	}
@@ -450,23 +453,27 @@ func (w *watch) judge(a, next *ask) verdict {
 	return decided
 }
 
-// shows says whether the arguments of a process are those of an execution, or those that the kernel
-// makes of them for the interpreter of a script.
+// shows says whether the arguments of a process became those of an execution, or those that the kernel
+// makes of them for the interpreter of a script. That they are is not enough: those of a program that
+// runs another one end in the other's.
 func (a *ask) shows(dir string) bool {
 	if a.unread || a.absent {
 		return false
 	}
 	line := readSmall(dir + "cmdline")
+	if bytes.Equal(line, a.line) {
+		return false
+	}
 	is := func(line []byte, name string) bool {
 		for i, arg := range a.Argv {
 			if i == 0 {
 				arg = name
 			}
-			rest, ok := bytes.CutPrefix(line, []byte(arg))
+			rest, ok := bytes.CutPrefix(line, append([]byte(arg), 0))
 			if !ok {
-				return a.Cut && bytes.HasPrefix([]byte(arg), line)
+				return a.Cut && (bytes.HasPrefix(line, []byte(arg)) || bytes.HasPrefix([]byte(arg), line))
 			}
-			line = bytes.TrimPrefix(rest, []byte{0})
+			line = rest
 		}
 		return len(line) == 0 || a.Cut
 	}
