@@ -62,6 +62,7 @@ test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, 
 	test/e2e/run
 	test/e2e/run gvisor
 	test/e2e/interpreter/run namespace
+	test/containers/run
 	test/agents/run codex
 
 test-containers: build ## the examples of docs/containers.md, on the template code-interpreter-v1
