@@ -18,6 +18,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/local/asking"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 	"github.com/berm-sandbox/berm/internal/terminal"
 )
 
@@ -43,7 +44,7 @@ until with a time in "until":
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		ctx, cancel := context.WithCancel(cmd.Context())
 		defer cancel()
-		v := &visitor{messages: make(chan visit), doors: map[string]*egress.Wire{}, gone: make(chan string)}
+		v := &visitor{messages: make(chan visit), doors: map[string]*service.Wire{}, gone: make(chan string)}
 		if *asJSON {
 			return v.exchange(ctx, cmd.OutOrStdout(), os.Stdin)
 		}
@@ -58,14 +59,14 @@ until with a time in "until":
 // visitor hears the questions of all runs.
 type visitor struct {
 	messages chan visit
-	doors    map[string]*egress.Wire // by the run's sandbox
+	doors    map[string]*service.Wire // by the run's sandbox
 	gone     chan string
 }
 
 // visit is a message and who sent it.
 type visit struct {
 	asking.Message
-	door *egress.Wire
+	door *service.Wire
 }
 
 // lookAgain is how often runs that began are looked for.
@@ -119,7 +120,7 @@ func (v *visitor) exchange(ctx context.Context, out io.Writer, in io.Reader) err
 		}
 		close(answers)
 	}()
-	asked := map[egress.Question][]*egress.Wire{}
+	asked := map[egress.Question][]*service.Wire{}
 	tick := time.NewTicker(lookAgain)
 	defer tick.Stop()
 	for {
@@ -199,7 +200,7 @@ func (v *visitor) talk(ctx context.Context, out io.Writer, in *os.File) error {
 	var shown time.Time       // when the prompt was
 	var read <-chan time.Time // tells that the question has been there for long enough
 	var asked egress.Question // the one that is shown, whose prompt the cursor is at while prompt is set
-	var of *egress.Wire
+	var of *service.Wire
 	prompt, told := false, 0
 	// next shows the first that waits, unless it is there.
 	next := func() {

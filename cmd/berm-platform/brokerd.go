@@ -9,6 +9,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/quota"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // newBrokerCommand is the service of credentials, which berm starts for itself.
@@ -26,7 +27,7 @@ func newBrokerCommand() *cobra.Command {
 				return err
 			}
 			debug.SetMemoryLimit(memory)
-			conn, err := owner()
+			conn, err := service.Owner()
 			if err != nil {
 				return err
 			}
@@ -34,7 +35,7 @@ func newBrokerCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if err := egress.Beat(s.Pass); err != nil {
+			if err := service.Beat(s.Pass); err != nil {
 				return err
 			}
 			if shared {

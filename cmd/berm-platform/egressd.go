@@ -8,8 +8,9 @@ import (
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
-	service "github.com/berm-sandbox/berm/internal/network/egress/server"
+	network "github.com/berm-sandbox/berm/internal/network/egress/server"
 	"github.com/berm-sandbox/berm/internal/network/quota"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // newEgressCommand is the network service, which berm starts for itself.
@@ -23,7 +24,7 @@ func newEgressCommand() *cobra.Command {
 		Args:   cli.UsageArgs(cobra.NoArgs),
 		RunE: func(*cobra.Command, []string) error {
 			memory := quota.Memory()
-			c := service.Config{Flows: service.Flows(memory)}
+			c := network.Config{Flows: network.Flows(memory)}
 			if err := confine(egress.Command); err != nil {
 				return err
 			}
@@ -36,15 +37,15 @@ func newEgressCommand() *cobra.Command {
 				}
 				c.Resolvers = append(c.Resolvers, resolver)
 			}
-			s, err := service.New(c)
+			s, err := network.New(c)
 			if err != nil {
 				return err
 			}
-			owner, err := owner()
+			owner, err := service.Owner()
 			if err != nil {
 				return err
 			}
-			if err := egress.Beat(s.Pass); err != nil {
+			if err := service.Beat(s.Pass); err != nil {
 				return err
 			}
 			if shared {

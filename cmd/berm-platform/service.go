@@ -2,7 +2,6 @@ package main
 
 import (
 	"errors"
-	"net"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -57,16 +56,4 @@ func readable() []string {
 		paths = append(paths, filepath.Dir(target))
 	}
 	return append(paths, filepath.SplitList(os.Getenv("SSL_CERT_DIR"))...)
-}
-
-// owner is the connection to whoever has started the service.
-func owner() (*net.UnixConn, error) {
-	file := os.NewFile(egress.ServiceFD, "owner")
-	conn, err := net.FileConn(file)
-	file.Close()
-	owner, ok := conn.(*net.UnixConn)
-	if err != nil || !ok {
-		return nil, berm.Errorf(berm.Invalid, "this command is started by berm")
-	}
-	return owner, nil
 }

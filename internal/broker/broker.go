@@ -28,6 +28,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/upstream"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // authorityLife is how long a sandbox's authority is valid: longer than any sandbox lives.
@@ -82,16 +83,16 @@ func (s *Server) Serve(hub *net.UnixConn) error { return egress.Hub(hub, s.Atten
 // Attend serves the sandbox whose owner is at the other end of conn, until that ends.
 func (s *Server) Attend(conn *net.UnixConn) {
 	defer conn.Close()
-	w := egress.NewWire(conn)
-	first, err := w.First()
-	if err != nil {
+	w := service.NewWire(conn)
+	var first egress.Order
+	if w.First(&first) != nil {
 		return
 	}
 	x := &sandbox{server: s, id: first.Sandbox, wire: w, quota: quota.New(), live: map[*flow]struct{}{}}
 	x.answers = ask.New(x.rejudge)
 	answer, kept, err := x.open(first)
 	if err != nil {
-		_ = w.Send(egress.Answer{Error: egress.Failed(err)})
+		_ = w.Send(egress.Answer{Error: service.Failed(err)})
 		return
 	}
 	defer x.close()
@@ -109,7 +110,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		}
 		answer, err := x.change(next)
 		if err != nil {
-			answer = egress.Answer{Error: egress.Failed(err)}
+			answer = egress.Answer{Error: service.Failed(err)}
 		}
 		if w.Send(answer) != nil {
 			return
@@ -177,7 +178,7 @@ func (s *Server) leave(x *sandbox) {
 type sandbox struct {
 	server      *Server
 	id          berm.SandboxID
-	wire        *egress.Wire
+	wire        *service.Wire
 	table       *address.Table
 	credentials *credential.Set
 	ca          *inspect.CA
@@ -324,7 +325,7 @@ func (x *sandbox) change(o egress.Order) (answer egress.Answer, err error) {
 		return egress.Answer{Done: true, Masked: x.credentials.Mask(o.Mask)}, nil
 	}
 	if o.MaskStream {
-		conn, err := egress.Conn(x.wire.File())
+		conn, err := service.Conn(x.wire.File())
 		if err == nil {
 			go x.maskStream(conn)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/credential"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 const secret = "s3cr3t-of-the-test-0123456789"
@@ -28,7 +29,7 @@ type rig struct {
 	*testing.T
 	owner   *egress.Link
 	gets    egress.Brokered
-	network *egress.Wire
+	network *service.Wire
 
 	mu     sync.Mutex
 	events []egress.Event
@@ -36,7 +37,7 @@ type rig struct {
 
 func files(t *testing.T) (*net.UnixConn, *os.File) {
 	t.Helper()
-	ours, theirs, err := egress.Pair()
+	ours, theirs, err := service.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func begin(t *testing.T, p egress.Policy, credentials ...egress.Credential) (*ri
 func attend(t *testing.T, server *Server, id berm.SandboxID, p egress.Policy, credentials ...egress.Credential) (*rig, error) {
 	t.Helper()
 	ownerConn, file := files(t)
-	service, err := net.FileConn(file)
+	its, err := net.FileConn(file)
 	file.Close()
 	if err != nil {
 		t.Fatal(err)
@@ -71,11 +72,11 @@ func attend(t *testing.T, server *Server, id berm.SandboxID, p egress.Policy, cr
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		server.Attend(service.(*net.UnixConn))
+		server.Attend(its.(*net.UnixConn))
 	}()
 	network, door := files(t)
 	defer door.Close()
-	r := &rig{T: t, network: egress.NewWire(network)}
+	r := &rig{T: t, network: service.NewWire(network)}
 	r.owner, r.gets, err = egress.Broker(t.Context(), ownerConn, id, egress.Bindings{
 		Policy: p, Open: []string{"10.0.0.0/8"}, Credentials: credentials, Door: door, Trust: true,
 	}, func(e egress.Event) {

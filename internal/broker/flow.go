@@ -18,6 +18,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/inspect"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/quota"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // dialPatience bounds how long an upstream may take to answer.
@@ -39,7 +40,7 @@ type flow struct {
 
 // enter takes the connections that the network service hands over.
 func (x *sandbox) enter(door *net.UnixConn) {
-	w := egress.NewWire(door)
+	w := service.NewWire(door)
 	for {
 		var handed egress.Flow
 		if w.Receive(&handed) != nil {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // Broker is the service of credentials, which looks into requests.
@@ -122,7 +123,7 @@ func (s *session) openDoor(ctx context.Context, info *Sandbox) (door *os.File, e
 	if s.m.Egress.Broker == nil {
 		return nil, berm.Errorf(berm.Unsupported, "this server cannot look into requests")
 	}
-	door, theirs, err := egress.Pair()
+	door, theirs, err := service.Pair()
 	if err != nil {
 		return nil, err
 	}

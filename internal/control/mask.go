@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // HasSecrets says whether there are secrets that must not come out of the sandbox. Mask takes
@@ -40,12 +40,12 @@ func (r *Route) mask(ctx context.Context, body io.ReadCloser) (*masked, error) {
 	if broker == nil {
 		return nil, berm.Errorf(berm.Unavailable, "what comes out of the sandbox cannot be looked through for secrets: the service of credentials is not there")
 	}
-	ours, theirs, err := egress.Pair()
+	ours, theirs, err := service.Pair()
 	if err != nil {
 		return nil, err
 	}
 	defer theirs.Close()
-	conn, err := egress.Conn(ours)
+	conn, err := service.Conn(ours)
 	if err != nil {
 		return nil, err
 	}

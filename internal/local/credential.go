@@ -15,6 +15,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/local/preset"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
@@ -106,7 +107,7 @@ func (o *online) startBroker(r *Request, policy egress.Policy, programs *root.Ro
 		return nil, berm.Errorf(berm.NotFound, "--keyless has no key for the requests of the preset %s: %s is not set", r.Grant.Preset, strings.Join(missing, ", nor ")).
 			WithHint("set one, or name another place with --cred NAME=file:PATH; a log-in that the program keeps in a file is not used with --keyless")
 	}
-	ours, theirs, err := egress.Pair()
+	ours, theirs, err := service.Pair()
 	if err != nil {
 		return nil, err
 	}

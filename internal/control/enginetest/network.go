@@ -9,6 +9,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // Network is a network service in memory that lets nothing through and remembers what it
@@ -137,7 +138,7 @@ func (l *Link) Mask(_ context.Context, text []byte) ([]byte, error) { return tex
 
 // MaskStream masks nothing.
 func (l *Link) MaskStream(_ context.Context, file *os.File) error {
-	conn, err := egress.Conn(file)
+	conn, err := service.Conn(file)
 	if err != nil {
 		return err
 	}

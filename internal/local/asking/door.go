@@ -17,6 +17,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // Run is who asks.
@@ -57,7 +58,7 @@ type Door struct {
 
 	mu     sync.Mutex
 	open   map[egress.Question]*opened
-	guests map[*egress.Wire]*net.UnixConn
+	guests map[*service.Wire]*net.UnixConn
 	closed bool
 	done   sync.WaitGroup
 }
@@ -82,7 +83,7 @@ func Open(run Run, answer func(egress.Reply) error) (*Door, error) {
 	}
 	d := &Door{
 		run: run, path: filepath.Join(dir, string(run.Sandbox)), answer: answer,
-		open: map[egress.Question]*opened{}, guests: map[*egress.Wire]*net.UnixConn{},
+		open: map[egress.Question]*opened{}, guests: map[*service.Wire]*net.UnixConn{},
 	}
 	err = short(d.path, func(path string) error {
 		d.listen, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -157,7 +158,7 @@ func (d *Door) welcome() {
 }
 
 func (d *Door) serve(conn *net.UnixConn) {
-	guest := egress.NewWire(conn)
+	guest := service.NewWire(conn)
 	d.mu.Lock()
 	if d.closed {
 		d.mu.Unlock()
@@ -208,7 +209,7 @@ func (d *Door) Close() {
 
 // Visit connects to the doors of all runs of this user that are open now and that known does
 // not know. A door whose run is gone is taken away.
-func Visit(known func(name string) bool) (map[string]*egress.Wire, error) {
+func Visit(known func(name string) bool) (map[string]*service.Wire, error) {
 	dir, err := dir()
 	if err != nil {
 		return nil, err
@@ -217,7 +218,7 @@ func Visit(known func(name string) bool) (map[string]*egress.Wire, error) {
 	if err != nil && !os.IsNotExist(err) {
 		return nil, berm.Errorf(berm.Internal, "look for runs that ask: %w", err)
 	}
-	found := map[string]*egress.Wire{}
+	found := map[string]*service.Wire{}
 	for _, e := range entries {
 		name := e.Name()
 		if _, err := berm.ParseSandboxID(name); err != nil || known(name) {
@@ -227,7 +228,7 @@ func Visit(known func(name string) bool) (map[string]*egress.Wire, error) {
 		_ = short(path, func(address string) error {
 			conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: address, Net: "unix"})
 			if err == nil {
-				found[name] = egress.NewWire(conn)
+				found[name] = service.NewWire(conn)
 			} else if errors.Is(err, unix.ECONNREFUSED) {
 				os.Remove(path)
 			}

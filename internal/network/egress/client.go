@@ -8,12 +8,13 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/link"
+	"github.com/berm-sandbox/berm/internal/service"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Link is a sandbox's link as its owner holds it. Its methods are safe for concurrent use.
 type Link struct {
-	wire    *Wire
+	wire    *service.Wire
 	events  func(Event)
 	ordered sync.Mutex // held while an order waits for its answer
 	answers chan arrival
@@ -163,7 +164,7 @@ func (l *Link) Connect(ctx context.Context, link *os.File) error {
 }
 
 func newLink(conn *net.UnixConn, events func(Event)) *Link {
-	l := &Link{wire: NewWire(conn), events: events, answers: make(chan arrival, 1), done: make(chan struct{})}
+	l := &Link{wire: service.NewWire(conn), events: events, answers: make(chan arrival, 1), done: make(chan struct{})}
 	go l.receive()
 	return l
 }
@@ -199,7 +200,7 @@ func (l *Link) order(ctx context.Context, o Order, files ...*os.File) (arrival, 
 // result is the answer, or the error that it brings.
 func (a arrival) result() (arrival, error) {
 	if a.Error != nil {
-		return arrival{}, a.Error.err()
+		return arrival{}, a.Error.Err()
 	}
 	return a, nil
 }
@@ -229,7 +230,7 @@ func (l *Link) Done() <-chan struct{} { return l.done }
 // Finish ends the link when the sandbox has ended, and returns when what happened is told,
 // or ctx ends.
 func (l *Link) Finish(ctx context.Context) {
-	_ = l.wire.conn.CloseWrite()
+	_ = l.wire.CloseWrite()
 	select {
 	case <-l.done:
 	case <-ctx.Done():

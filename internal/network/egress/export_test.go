@@ -1,8 +1,12 @@
 package egress
 
-import "time"
+import (
+	"time"
+
+	"github.com/berm-sandbox/berm/internal/service"
+)
 
 // Patience is how long services may be silent in tests.
-const Patience = mostMissed * 100 * time.Millisecond
+const Patience = service.MostMissed * 100 * time.Millisecond
 
-func init() { interval = Patience / mostMissed }
+func init() { service.Interval = Patience / service.MostMissed }

@@ -7,28 +7,17 @@
 package egress
 
 import (
-	"bufio"
 	"encoding/json"
-	"errors"
-	"io"
-	"net"
 	"net/netip"
-	"os"
-	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/berm-sandbox/berm"
-	"github.com/berm-sandbox/berm/internal/kernel/rights"
+	"github.com/berm-sandbox/berm/internal/service"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
 // Protocol is the number of the protocol that this build speaks.
 const Protocol = 1
-
-// maxLine bounds a message in bytes: a policy has at most 256 KiB as it is written.
-const maxLine = 4 << 20
 
 // Policy is what a sandbox may reach, in one of three forms. The service compiles it: whoever
 // runs a sandbox need not link what that takes.
@@ -165,10 +154,10 @@ type Answer struct {
 	Trust    *Trust   `json:"trust,omitempty"`    // when it was asked for and is needed
 	// Authority is the certificate, in PEM, of the sandbox's authority, from the service of
 	// credentials. Keep says that a descriptor comes with it, which a later service needs.
-	Authority string   `json:"authority,omitempty"`
-	Keep      bool     `json:"keep,omitempty"`
-	Error     *Failure `json:"error,omitempty"`
-	Event     *Event   `json:"event,omitempty"`
+	Authority string           `json:"authority,omitempty"`
+	Keep      bool             `json:"keep,omitempty"`
+	Error     *service.Failure `json:"error,omitempty"`
+	Event     *Event           `json:"event,omitempty"`
 	// Attach, Env and Endpoints are from the service of credentials: what the policy of the
 	// network service has to attach, variables for the programs inside, and names there.
 	Attach    []Attachment      `json:"attach,omitempty"`
@@ -182,13 +171,6 @@ type Answer struct {
 type Trust struct {
 	Files []root.File       `json:"files"`
 	Env   map[string]string `json:"env"`
-}
-
-// Failure is an error on the wire.
-type Failure struct {
-	Kind berm.Kind `json:"kind"`
-	Msg  string    `json:"msg"`
-	Hint string    `json:"hint,omitempty"`
 }
 
 // Event is a flow that ended, a flow or a query that was denied, or a request.
@@ -218,144 +200,3 @@ type Event struct {
 	// Credential is the name of the one that it is about.
 	Credential string `json:"credential,omitempty"`
 }
-
-// Wire is one end of a connection. Its methods are safe for concurrent use, but Receive is
-// for one goroutine.
-type Wire struct {
-	conn  *net.UnixConn
-	lines *bufio.Scanner
-	files []*os.File
-
-	mu sync.Mutex
-}
-
-// NewWire makes an end.
-func NewWire(conn *net.UnixConn) *Wire {
-	w := &Wire{conn: conn}
-	w.lines = bufio.NewScanner(w)
-	w.lines.Buffer(nil, maxLine)
-	return w
-}
-
-// maxFiles bounds the descriptors that came and were not taken. Each message brings three at
-// most, but one read may see the end of a message and the beginning of the next.
-const maxFiles = 6
-
-// File takes the next descriptor that came with the message received last; nil is none. It is
-// the caller's to close.
-func (w *Wire) File() *os.File {
-	if len(w.files) == 0 {
-		return nil
-	}
-	file := w.files[0]
-	w.files = w.files[1:]
-	return file
-}
-
-// Close ends the connection.
-func (w *Wire) Close() error { return w.conn.Close() }
-
-// Read takes bytes, and keeps the descriptors that come with some.
-func (w *Wire) Read(p []byte) (int, error) {
-	control := rights.Space(3)
-	n, controlLen, _, _, err := w.conn.ReadMsgUnix(p, control)
-	for _, file := range rights.Files(control[:controlLen], "link") {
-		if len(w.files) < maxFiles {
-			w.files = append(w.files, file)
-		} else {
-			file.Close()
-		}
-	}
-	if n == 0 && err == nil {
-		return 0, io.EOF
-	}
-	return n, err
-}
-
-// firstTime is how long an owner may take to say which sandbox it is about.
-const firstTime = 10 * time.Second
-
-// First reads the order with which an owner begins.
-func (w *Wire) First() (first Order, err error) {
-	_ = w.conn.SetReadDeadline(time.Now().Add(firstTime))
-	defer func() { _ = w.conn.SetReadDeadline(time.Time{}) }()
-	err = w.Receive(&first)
-	return first, err
-}
-
-// Receive reads the next message.
-func (w *Wire) Receive(v any) error {
-	if !w.lines.Scan() {
-		if err := w.lines.Err(); err != nil {
-			return err
-		}
-		return io.EOF
-	}
-	return json.Unmarshal(w.lines.Bytes(), v)
-}
-
-// Send writes a message with the descriptors that are not nil, which stay the caller's. What
-// it was written from is wiped: it may hold a secret.
-func (w *Wire) Send(v any, files ...*os.File) error {
-	line, err := json.Marshal(v)
-	if err != nil {
-		return err
-	}
-	line = append(line, '\n')
-	defer clear(line)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	fds, err := duplicates(files)
-	if err != nil {
-		return err
-	}
-	defer closeAll(fds)
-	rest := line
-	if len(fds) > 0 {
-		if _, _, err := w.conn.WriteMsgUnix(line[:1], unix.UnixRights(fds...), nil); err != nil {
-			return err
-		}
-		rest = line[1:]
-	}
-	_, err = w.conn.Write(rest)
-	return err
-}
-
-// duplicates are descriptors of the files that are not nil. File.Fd would have them block,
-// for everybody who has the link.
-func duplicates(files []*os.File) (fds []int, err error) {
-	for _, file := range files {
-		if file == nil {
-			continue
-		}
-		raw, err := file.SyscallConn()
-		if err == nil {
-			var dup error
-			err = raw.Control(func(fd uintptr) {
-				var own int
-				if own, dup = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0); dup == nil {
-					fds = append(fds, own)
-				}
-			})
-			err = errors.Join(err, dup)
-		}
-		if err != nil {
-			closeAll(fds)
-			return nil, err
-		}
-	}
-	return fds, nil
-}
-
-func closeAll(fds []int) {
-	for _, fd := range fds {
-		unix.Close(fd)
-	}
-}
-
-// Failed puts an error on the wire.
-func Failed(err error) *Failure {
-	return &Failure{Kind: berm.KindOf(err), Msg: err.Error(), Hint: berm.HintOf(err)}
-}
-
-func (f *Failure) err() error { return &berm.Error{Kind: f.Kind, Msg: f.Msg, Hint: f.Hint} }

@@ -6,11 +6,13 @@ import (
 	"os"
 	"strconv"
 	"testing"
+
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // Each message keeps its own descriptor, however the kernel hands them over.
 func TestDescriptors(t *testing.T) {
-	conn, file, err := pair()
+	conn, file, err := service.Connect()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -20,7 +22,7 @@ func TestDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer other.Close()
-	from, to := NewWire(conn), NewWire(other.(*net.UnixConn))
+	from, to := service.NewWire(conn), service.NewWire(other.(*net.UnixConn))
 	const count = 100
 	go func() {
 		for i := range count {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/kernel/rights"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // Service is one process for all sandboxes of a server, started again when it died: the
@@ -26,7 +27,7 @@ type Service struct {
 	args    []string
 
 	mu      sync.Mutex
-	process *process // nil before Start
+	process *service.Process // nil before Start
 	starts  int
 	closed  bool
 }
@@ -64,7 +65,7 @@ func (s *Service) Broker(ctx context.Context, id berm.SandboxID, b Bindings, eve
 
 // connect makes a connection for one sandbox and hands its other end to the service.
 func (s *Service) connect() (*net.UnixConn, error) {
-	ours, theirs, err := pair()
+	ours, theirs, err := service.Connect()
 	if err != nil {
 		return nil, berm.Errorf(berm.Unavailable, "connect to berm %s: %w", s.command, err)
 	}
@@ -72,8 +73,8 @@ func (s *Service) connect() (*net.UnixConn, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err = s.running(); err == nil {
-		_ = s.process.conn.SetWriteDeadline(time.Now().Add(endPatience)) // a process that hangs holds up nobody for ever
-		if _, _, err = s.process.conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(theirs.Fd())), nil); err != nil {
+		_ = s.process.Conn.SetWriteDeadline(time.Now().Add(endPatience)) // a process that hangs holds up nobody for ever
+		if _, _, err = s.process.Conn.WriteMsgUnix([]byte{1}, unix.UnixRights(int(theirs.Fd())), nil); err != nil {
 			err = berm.Errorf(berm.Unavailable, "connect to berm %s: %w", s.command, err)
 		}
 	}
@@ -91,8 +92,8 @@ func (s *Service) running() error {
 	}
 	if s.process != nil {
 		select {
-		case <-s.process.exited:
-			_ = s.process.conn.Close()
+		case <-s.process.Exited:
+			_ = s.process.Conn.Close()
 			s.process = nil
 		default:
 			return nil
@@ -103,7 +104,7 @@ func (s *Service) running() error {
 		return berm.Errorf(berm.Internal, "open the program of berm %s: %w", s.command, err)
 	}
 	defer program.Close()
-	if s.process, err = start(program, s.ended, s.command, s.args...); err != nil {
+	if s.process, err = service.Start(service.Program{File: program, Command: s.command, Args: s.args, Ended: s.ended}); err != nil {
 		return err
 	}
 	s.starts++
@@ -136,7 +137,7 @@ func (s *Service) PID() int {
 	if s.process == nil {
 		return 0
 	}
-	return s.process.pid
+	return s.process.PID
 }
 
 // endPatience is how long the process has to end by itself.
@@ -150,13 +151,8 @@ func (s *Service) Close() {
 	if s.process == nil {
 		return
 	}
-	_ = s.process.conn.Close()
-	select {
-	case <-s.process.exited:
-	case <-time.After(endPatience):
-		s.process.kill()
-		<-s.process.exited
-	}
+	_ = s.process.Conn.Close()
+	s.process.End(endPatience)
 }
 
 // Hub is the end of a service for many sandboxes: it has each connection that comes over hub,
@@ -173,26 +169,9 @@ func Hub(hub *net.UnixConn, attend func(*net.UnixConn)) error {
 		}
 		// Out of descriptors, none came: the connection ended then, and its owner sees it.
 		for _, file := range rights.Files(control[:controlLen], "sandbox") {
-			if conn, err := Conn(file); err == nil {
+			if conn, err := service.Conn(file); err == nil {
 				go attend(conn)
 			}
 		}
 	}
-}
-
-// Conn makes a connection of its descriptor, which it closes.
-func Conn(file *os.File) (*net.UnixConn, error) {
-	if file == nil {
-		return nil, berm.Errorf(berm.Invalid, "no connection came with the message")
-	}
-	defer file.Close()
-	conn, err := net.FileConn(file)
-	if err != nil {
-		return nil, berm.Errorf(berm.Invalid, "what came is no connection: %w", err)
-	}
-	if unix, ok := conn.(*net.UnixConn); ok {
-		return unix, nil
-	}
-	conn.Close()
-	return nil, berm.Errorf(berm.Invalid, "what came is no Unix socket")
 }

@@ -3,7 +3,6 @@ package egress_test
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"runtime"
 	"strings"
@@ -18,6 +17,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/egress/server"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // The test is its own service when it is started as one.
@@ -39,11 +39,11 @@ func TestMain(m *testing.M) {
 	case "rogue":
 		rogue()
 	}
-	if egress.Beat(work) != nil {
+	if service.Beat(work) != nil {
 		os.Exit(1)
 	}
-	hub, err := net.FileConn(os.NewFile(egress.ServiceFD, "owner"))
-	if err != nil || s.Serve(hub.(*net.UnixConn)) != nil {
+	hub, err := service.Owner()
+	if err != nil || s.Serve(hub) != nil {
 		os.Exit(1)
 	}
 	os.Exit(0)

@@ -269,7 +269,7 @@ func Spawn(name string, order Order, device *os.File, files []*os.File) (*os.Pro
 }
 
 // workerID is the user and group of workers: below those of the other services
-// (internal/network/egress).
+// (internal/service).
 const workerID = 0x70000000 - 4*berm.IDsPerSandbox
 
 // environment is what a worker gets of its owner's: how this machine reaches others, and by

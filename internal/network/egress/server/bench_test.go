@@ -14,6 +14,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // BenchmarkIdle reports the memory of a sandbox for which nothing happens: stack, names, policy of
@@ -31,7 +32,7 @@ func BenchmarkIdle(b *testing.B) {
 	policy := fmt.Sprintf(`{"version":1,"rules":[%s]}`, strings.Join(rules, ","))
 	const n = 200
 	begin := func(i int) {
-		ours, theirs, err := egress.Pair()
+		ours, theirs, err := service.Pair()
 		if err != nil {
 			b.Fatal(err)
 		}
@@ -54,7 +55,7 @@ func BenchmarkIdle(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.Cleanup(func() { c.Close() })
-		wire := egress.NewWire(c.(*net.UnixConn))
+		wire := service.NewWire(c.(*net.UnixConn))
 		var a egress.Answer
 		if err := wire.Send(egress.Order{Protocol: egress.Protocol, Sandbox: berm.SandboxID("i" + strconv.Itoa(i)), Policy: document(policy)}, end); err != nil {
 			b.Fatal(err)

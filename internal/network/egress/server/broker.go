@@ -8,17 +8,18 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/stack"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // useBroker has requests looked into by the process at the other end of a connection, which
 // holds what this one must not: secrets, and the key of the sandbox's authority. What went
 // through another one ends.
 func (x *sandbox) useBroker(file *os.File) error {
-	conn, err := egress.Conn(file)
+	conn, err := service.Conn(file)
 	if err != nil {
 		return err
 	}
-	broker := egress.NewWire(conn)
+	broker := service.NewWire(conn)
 	x.mu.Lock()
 	old := x.broker
 	x.broker = broker
@@ -50,7 +51,7 @@ func (x *sandbox) endpoint(name string) (egress.Endpoint, bool) {
 }
 
 // door is the connection to the service of credentials; nil for none.
-func (x *sandbox) door() *egress.Wire {
+func (x *sandbox) door() *service.Wire {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	return x.broker
@@ -63,7 +64,7 @@ func brokerless(v policy.Verdict) policy.Verdict {
 }
 
 // handOver joins a connection with the service of credentials, which goes on with it.
-func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn stack.Conn) error {
+func (x *sandbox) handOver(ctx context.Context, f *flow, door *service.Wire, conn stack.Conn) error {
 	ctx, cancel := context.WithTimeout(ctx, dialPatience)
 	defer cancel()
 	addrs, err := x.addresses(ctx, f)
@@ -76,11 +77,11 @@ func (x *sandbox) handOver(ctx context.Context, f *flow, door *egress.Wire, conn
 		f.unreach(err)
 		return err
 	}
-	ours, theirs, err := egress.Pair()
+	ours, theirs, err := service.Pair()
 	if err != nil {
 		return err
 	}
-	broker, err := egress.Conn(ours)
+	broker, err := service.Conn(ours)
 	if err != nil {
 		theirs.Close()
 		return err

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm/internal/network/egress"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // maxWaiting bounds the events that were not sent yet. Beyond it equal denials are counted
@@ -13,7 +14,7 @@ const maxWaiting = 1024
 
 // events sends what happened, without holding up those who tell of it.
 type events struct {
-	wire *egress.Wire
+	wire *service.Wire
 
 	mu      sync.Mutex
 	waiting []egress.Event
@@ -22,7 +23,7 @@ type events struct {
 	sent    chan struct{} // closed when nothing is sent any more
 }
 
-func newEvents(w *egress.Wire) *events {
+func newEvents(w *service.Wire) *events {
 	e := &events{wire: w, more: make(chan struct{}, 1), done: make(chan struct{}), sent: make(chan struct{})}
 	go e.send()
 	return e

@@ -18,6 +18,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/policy"
 	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/stack"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 // Times.
@@ -33,7 +34,7 @@ type flow struct {
 	question policy.Flow
 	verdict  policy.Verdict
 	judge    *policy.Evaluator // whose verdict it is
-	brokered *egress.Wire      // by which it was handed over; under the sandbox's lock
+	brokered *service.Wire     // by which it was handed over; under the sandbox's lock
 	id       uint64            // of one that was handed over
 	endpoint string            // by whose name it was asked for
 	// candidates are the names of a real address that several share; nil else.

@@ -26,6 +26,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/network/stack"
 	"github.com/berm-sandbox/berm/internal/network/upstream"
+	"github.com/berm-sandbox/berm/internal/service"
 	"github.com/berm-sandbox/berm/internal/trust/root"
 )
 
@@ -89,14 +90,14 @@ func (s *Server) Serve(hub *net.UnixConn) error {
 // Attend serves one sandbox until its connection ends.
 func (s *Server) Attend(conn *net.UnixConn) {
 	defer conn.Close()
-	w := egress.NewWire(conn)
-	first, err := w.First()
-	if err != nil {
+	w := service.NewWire(conn)
+	var first egress.Order
+	if w.First(&first) != nil {
 		return
 	}
 	x, warnings, err := s.open(w, first)
 	if err != nil {
-		_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
+		_ = w.Send(egress.Answer{Error: service.Failed(err)}, nil)
 		return
 	}
 	defer x.close()
@@ -110,7 +111,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		}
 		answer := egress.Answer{Done: true}
 		if err := x.connect(w.File(), second.Frames); err != nil {
-			answer = egress.Answer{Error: egress.Failed(err)}
+			answer = egress.Answer{Error: service.Failed(err)}
 		}
 		if w.Send(answer) != nil || answer.Error != nil {
 			return
@@ -141,7 +142,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 		if next.Reply != nil {
 			answer := egress.Answer{Done: true}
 			if err := x.answers.Give(*next.Reply, false); err != nil {
-				answer = egress.Answer{Error: egress.Failed(err)}
+				answer = egress.Answer{Error: service.Failed(err)}
 			}
 			if w.Send(answer) != nil {
 				return
@@ -159,7 +160,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 			}
 		}
 		if err != nil {
-			_ = w.Send(egress.Answer{Error: egress.Failed(err)}, nil)
+			_ = w.Send(egress.Answer{Error: service.Failed(err)}, nil)
 			continue
 		}
 		if w.Send(egress.Answer{Done: true, Warnings: warnings}, nil) != nil {
@@ -169,7 +170,7 @@ func (s *Server) Attend(conn *net.UnixConn) {
 }
 
 // open begins to use a link.
-func (s *Server) open(w *egress.Wire, o egress.Order) (_ *sandbox, warnings []string, err error) {
+func (s *Server) open(w *service.Wire, o egress.Order) (_ *sandbox, warnings []string, err error) {
 	if o.Protocol != egress.Protocol {
 		return nil, nil, berm.Errorf(berm.Unsupported, "the network service speaks protocol %d, not %d", egress.Protocol, o.Protocol)
 	}
@@ -276,7 +277,7 @@ type sandbox struct {
 	trust   *egress.Trust
 
 	mu        sync.Mutex
-	broker    *egress.Wire // looks into requests in our stead; nil for none
+	broker    *service.Wire // looks into requests in our stead; nil for none
 	policy    *policy.Evaluator
 	endpoints map[string]egress.Endpoint // of the broker's, by name
 	upstream  *upstream.Route            // of the policy

@@ -23,6 +23,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/link"
 	"github.com/berm-sandbox/berm/internal/network/link/linktest"
+	"github.com/berm-sandbox/berm/internal/service"
 )
 
 func TestMain(m *testing.M) { linktest.Main(m) }
@@ -134,7 +135,7 @@ type owner struct {
 	*testing.T
 	*linktest.Box
 	conn    *net.UnixConn
-	wire    *egress.Wire
+	wire    *service.Wire
 	answers chan egress.Answer
 	ended   chan struct{} // closed when the service has ended the connection
 	left    chan struct{} // closed when Attend has returned
@@ -146,7 +147,7 @@ type owner struct {
 // connect makes an owner that has sent nothing yet.
 func connect(t *testing.T, s *Server) *owner {
 	t.Helper()
-	ours, theirs, err := egress.Pair()
+	ours, theirs, err := service.Pair()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -160,7 +161,7 @@ func connect(t *testing.T, s *Server) *owner {
 		conns[i] = c.(*net.UnixConn)
 	}
 	o := &owner{
-		T: t, Box: linktest.New(t), conn: conns[0], wire: egress.NewWire(conns[0]),
+		T: t, Box: linktest.New(t), conn: conns[0], wire: service.NewWire(conns[0]),
 		answers: make(chan egress.Answer, 10), ended: make(chan struct{}), left: make(chan struct{}),
 	}
 	go func() {
