@@ -285,6 +285,7 @@ type Arriving struct {
 	Bytes  int64  `json:"bytes"`            // that have come
 	Total  int64  `json:"total"`            // compressed
 	Failed string `json:"failed,omitempty"` // why it will never be whole
+	Waits  string `json:"waits,omitempty"`  // why it does not get on at present; it is tried again and again
 }
 
 // Alias is the template's main name, or "" when it has none.

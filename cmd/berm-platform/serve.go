@@ -164,6 +164,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 			second.Watch = watch.GVisor
 			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares), Watch: watch.Host}, second)
 		}
+		c.Ready = images.Serve
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {
 			return images.Lease(ctx, spec.ID, filepath.Join(data, "sandboxes", string(spec.ID)), berm.Template{ID: spec.Guest.TemplateID, Layers: spec.Layers})
 		}

@@ -108,11 +108,12 @@ line for each build. What was listed is said on stderr.`,
 		}
 		var list any
 		var table *terminal.Table
+		var halted []string // why images do not arrive
 		out := cmd.OutOrStdout()
 		if c != nil {
-			list, table, err = listOfServer(cmd.Context(), c, terminal.StyleFor(out))
+			list, table, halted, err = listOfServer(cmd.Context(), c, terminal.StyleFor(out))
 		} else {
-			list, table, err = listOfStore(cmd.Context(), store, terminal.StyleFor(out))
+			list, table, halted, err = listOfStore(cmd.Context(), store, terminal.StyleFor(out))
 		}
 		if err != nil {
 			return err
@@ -121,29 +122,49 @@ line for each build. What was listed is said on stderr.`,
 		if *asJSON {
 			return cli.PrintJSON(out, list)
 		}
-		return table.Write(out)
+		if err := table.Write(out); err != nil {
+			return err
+		}
+		for _, why := range halted {
+			cli.Notice(cmd, "%s", why)
+		}
+		return nil
 	}
 	return cmd
 }
 
-func listOfServer(ctx context.Context, c *client.Client, style terminal.Style) (any, *terminal.Table, error) {
+// halt tells why a template's image does not arrive, if it does not.
+func halt(names []string, a *berm.Arriving) []string {
+	switch {
+	case a == nil:
+	case a.Failed != "":
+		return []string{fmt.Sprintf("%s has failed: %s", strings.Join(names, ", "), a.Failed)}
+	case a.Waits != "":
+		return []string{fmt.Sprintf("%s waits: %s", strings.Join(names, ", "), a.Waits)}
+	}
+	return nil
+}
+
+func listOfServer(ctx context.Context, c *client.Client, style terminal.Style) (_ any, _ *terminal.Table, halted []string, _ error) {
 	list, err := c.Templates(ctx)
 	table := terminal.NewTable(style, "NAME", "ID", "CPUS", "MEMORY", "DISK", "BUILDS", "STATE", "UPDATED")
 	for _, t := range list {
 		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), fmt.Sprint(t.CPUCount), byteSize(t.MemoryMB<<20), byteSize(t.DiskMB<<20), fmt.Sprint(t.Builds), state(t.Arriving),
 			t.UpdatedAt.Local().Format(time.DateTime))
+		halted = append(halted, halt(t.Names, t.Arriving)...)
 	}
-	return list, table, err
+	return list, table, halted, err
 }
 
-func listOfStore(ctx context.Context, s *template.Store, style terminal.Style) (any, *terminal.Table, error) {
+func listOfStore(ctx context.Context, s *template.Store, style terminal.Style) (_ any, _ *terminal.Table, halted []string, _ error) {
 	list, err := s.List(ctx)
 	table := terminal.NewTable(style, "NAME", "ID", "SIZE", "LAYERS", "USER", "STATE", "CREATED")
 	for _, t := range list {
 		table.Row(cmp.Or(strings.Join(t.Names, ", "), "-"), string(t.ID), byteSize(t.Size), fmt.Sprint(len(t.Layers)), t.User, state(t.Arriving),
 			t.CreatedAt.Local().Format(time.DateTime))
+		halted = append(halted, halt(t.Names, t.Arriving)...)
 	}
-	return list, table, err
+	return list, table, halted, err
 }
 
 // state tells how far a template's image is.

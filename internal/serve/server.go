@@ -115,6 +115,8 @@ type Config struct {
 	Registries *template.Registries
 	// Drivers makes the drivers of this machine, once the data directory is held.
 	Drivers func(Watch) ([]berm.Driver, error)
+	// Ready has the layers of a sandbox that is to be made be there; nil when they are.
+	Ready func(ctx context.Context, layers []berm.Layer) error
 	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
 	Hold func(ctx context.Context, spec berm.Spec) error
 	// HoldLayers does so for a snapshot; see control.Config.
@@ -315,7 +317,7 @@ func Run(ctx context.Context, c Config) error {
 	if err != nil {
 		return err
 	}
-	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Claims: c.Claims, Hold: c.Hold})
+	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Claims: c.Claims, Ready: c.Ready, Hold: c.Hold})
 	if err != nil {
 		return err
 	}

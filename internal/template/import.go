@@ -37,7 +37,8 @@ type ImportOptions struct {
 // that was imported before is not asked for again unless opts.Pull is set. Kinds:
 // NotFound, Denied, Unavailable (the registry), Invalid (the image is malformed,
 // hostile or too large), Unsupported (another platform, or owners that this user
-// cannot store).
+// cannot store). Of a name whose image is on its way, it waits for that unless opts.Lazy allows
+// otherwise.
 func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Progress) (berm.Template, error) {
 	platform, err := parsePlatform(opts.Platform)
 	if err != nil {
@@ -53,8 +54,15 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		}
 	}
 	if !isPath(source) && !opts.Pull {
-		if t, ok, err := s.imported(source, platform.String(), opts); ok || err != nil {
-			return t, err
+		if t, ok, err := s.imported(source, platform.String(), opts); err != nil {
+			return berm.Template{}, err
+		} else if ok && opts.Lazy == Whole {
+			if t, err = s.Whole(ctx, t, p); berm.KindOf(err) != berm.Invalid || err == nil {
+				return t, err
+			}
+			p.say("it is imported anew: %v", err)
+		} else if ok {
+			return t, nil
 		}
 	}
 	if err := s.Collect(ctx); err != nil {
@@ -156,6 +164,9 @@ func (s *Store) imported(source, platform string, opts ImportOptions) (berm.Temp
 		return berm.Template{}, false, err
 	}
 	for _, r := range records {
+		if r.Arriving != nil && s.arriving(r.Arriving.ID).Failed != "" {
+			continue
+		}
 		if r.Source == source && r.Platform == platform && r.Setuid == opts.Setuid && r.Start == opts.Start && r.Ready == opts.Ready && (opts.Name == "" || opts.Name == r.Alias()) {
 			return r.Template, true, nil
 		}

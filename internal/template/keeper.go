@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
@@ -111,6 +112,10 @@ func (s *Store) startKeeper(ctx context.Context, id string) (keep *os.File, err 
 	return ourIn, nil
 }
 
+// noteSize is the size of the note why an image does not get on. It always has it, so that it can
+// be written on a disk that is full.
+const noteSize = 1024
+
 // keeper serves one arrival.
 type keeper struct {
 	s      *Store
@@ -122,6 +127,7 @@ type keeper struct {
 	files  []*os.File // of the fetcher
 	mount  []byte     // what the first fetcher said
 	resend bool
+	note   *os.File // see waits
 
 	process *os.Process
 	control net.Conn
@@ -181,7 +187,7 @@ func (k *keeper) wait() error {
 }
 
 // start mounts and has the layers served.
-func (k *keeper) start() (err error) {
+func (k *keeper) start() error {
 	if err := readJSON(filepath.Join(k.dir, "order.json"), &k.order); err != nil {
 		return err
 	}
@@ -195,6 +201,11 @@ func (k *keeper) start() (err error) {
 			k.files = append(k.files, f)
 		}
 	}
+	var err error
+	if k.note, err = os.OpenFile(filepath.Join(k.dir, "waits"), os.O_RDWR|os.O_CREATE, 0o600); err != nil {
+		return err
+	}
+	k.waits("")
 	if err := k.distrust(); err != nil {
 		return err
 	}
@@ -279,9 +290,17 @@ func (k *keeper) run() error {
 	defer k.end()
 	arrived := make(chan struct{}, 1)
 	listen := func(conn net.Conn) {
-		var e arrival.Event
-		if err := json.NewDecoder(conn).Decode(&e); err == nil && e.Arrived {
-			arrived <- struct{}{}
+		k.waits("")
+		for events := json.NewDecoder(conn); ; {
+			var e arrival.Event
+			if err := events.Decode(&e); err != nil {
+				return
+			}
+			k.waits(e.Waits)
+			if e.Arrived {
+				arrived <- struct{}{}
+				return
+			}
 		}
 	}
 	go listen(k.control)
@@ -314,14 +333,15 @@ func (k *keeper) run() error {
 			go listen(k.control)
 		case <-arrived:
 			if err := k.complete(); err != nil {
-				fmt.Fprintln(os.Stderr, "complete:", err)
 				if berm.KindOf(err) == berm.Invalid || berm.KindOf(err) == berm.Unsupported {
+					fmt.Fprintln(os.Stderr, "complete:", err)
 					if err := os.WriteFile(filepath.Join(k.dir, "failed"), []byte(err.Error()), 0o600); err != nil {
 						return err
 					}
 					continue
 				}
-				time.AfterFunc(10*time.Second, func() { arrived <- struct{}{} }) // the disk was full, perhaps
+				k.waits(err.Error()) // the disk is full, perhaps
+				time.AfterFunc(10*time.Second, func() { arrived <- struct{}{} })
 				continue
 			}
 			k.over = true
@@ -336,6 +356,16 @@ func (k *keeper) run() error {
 				return nil
 			}
 		}
+	}
+}
+
+// waits notes why the image does not get on; "" is that it does.
+func (k *keeper) waits(why string) {
+	if why != "" {
+		fmt.Fprintln(os.Stderr, time.Now().Format(time.DateTime), "it waits:", why)
+	}
+	if k.note != nil {
+		_, _ = fmt.Fprintf(io.NewOffsetWriter(k.note, 0), "%-*.*s", noteSize, noteSize, why)
 	}
 }
 

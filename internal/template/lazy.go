@@ -29,6 +29,7 @@ import (
 //	arriving/ID/N.blob, N.have  the compressed layer, and which blocks of it have come
 //	arriving/ID/mount/N     the layer, served by a process (see keeper.go)
 //	arriving/ID/failed      why it will never be whole
+//	arriving/ID/waits       why it does not get on at present
 //	arriving/ID/lock        held by that process
 //	layers/ID-N             leads to mount/N, later to the whole layer
 //
@@ -371,13 +372,16 @@ func (s *Store) arriving(id string) *berm.Arriving {
 	}
 	if why, err := os.ReadFile(filepath.Join(dir, "failed")); err == nil {
 		a.Failed = string(why)
+	} else if why, err := os.ReadFile(filepath.Join(dir, "waits")); err == nil {
+		a.Waits = strings.TrimSpace(string(why))
 	}
 	return a
 }
 
-// revive has the layers of arrivals served again whose process has died, or that were on their
-// way when the machine stopped. It does nothing for the others.
-func (s *Store) revive(ctx context.Context, layers []berm.Layer) error {
+// Serve has the layers of arrivals served again whose process has died, or that were on their
+// way when the machine stopped. It does nothing for the others. It fails with Invalid when an
+// image turned out not to be what it says.
+func (s *Store) Serve(ctx context.Context, layers []berm.Layer) error {
 	var seen []string
 	for _, l := range layers {
 		id := arrivalOf(filepath.Base(l.Path))
@@ -386,7 +390,7 @@ func (s *Store) revive(ctx context.Context, layers []berm.Layer) error {
 		}
 		seen = append(seen, id)
 		if why, err := os.ReadFile(filepath.Join(s.arrivalPath(id), "failed")); err == nil {
-			return berm.Errorf(berm.Invalid, "the image that is on its way is not what it says: %s", why).WithHint("Remove the template, and import the image without --lazy.")
+			return berm.Errorf(berm.Invalid, "the image that is on its way is not what it says: %s", why).WithHint("Import it again, without --lazy: that replaces the template.")
 		}
 		unlock, err := s.tryLock(filepath.Join("arriving", id, "lock"), unix.LOCK_SH)
 		if errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, os.ErrNotExist) {
@@ -415,7 +419,7 @@ func (s *Store) Arrive(ctx context.Context) error {
 	var failed error
 	for _, r := range records {
 		if r.Arriving != nil {
-			failed = errors.Join(failed, s.revive(ctx, r.Layers))
+			failed = errors.Join(failed, s.Serve(ctx, r.Layers))
 		}
 	}
 	return failed
@@ -430,7 +434,7 @@ func (s *Store) Whole(ctx context.Context, t berm.Template, p Progress) (berm.Te
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for t.Arriving != nil {
-		if err := s.revive(ctx, t.Layers); err != nil {
+		if err := s.Serve(ctx, t.Layers); err != nil {
 			return t, err
 		}
 		select {

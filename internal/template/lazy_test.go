@@ -375,6 +375,100 @@ func TestLazyReadsWhatIsAskedFor(t *testing.T) {
 	nothingArrives(t, s)
 }
 
+// A template is told why its image does not get on, and an import of it without --lazy waits.
+func TestLazyWaits(t *testing.T) {
+	needsLazy(t)
+	r := newRegistry(t, httptest.NewServer)
+	r.push(t, "app:v1", imageOf(t, lazyLayer(t, archive(t, file644("f", "x")))))
+	var broken atomic.Bool
+	r.mu.Lock()
+	r.guard = func(w http.ResponseWriter, req *http.Request) bool {
+		if !broken.Load() || req.Header.Get("Range") == "" {
+			return false
+		}
+		w.WriteHeader(http.StatusBadGateway)
+		return true
+	}
+	r.mu.Unlock()
+	s := newStore(t)
+	closeArrivals(t, s)
+	made, err := s.Import(t.Context(), r.host+"/app:v1", ImportOptions{Lazy: Always}, func(Step) { broken.Store(true) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the reason", func() bool {
+		now, err := s.Resolve(t.Context(), "app:v1")
+		return err == nil && now.Arriving != nil && strings.Contains(now.Arriving.Waits, "502")
+	})
+	killed := leased(t, s, made)
+	waits := make(chan error, 1)
+	said := make(chan string, 10)
+	go func() {
+		now, err := s.Import(t.Context(), r.host+"/app:v1", ImportOptions{}, func(p Step) { said <- p.Message })
+		if err == nil && (now.Arriving != nil || now.ID != made.ID) {
+			err = fmt.Errorf("imported %+v", now)
+		}
+		waits <- err
+	}()
+	if what := <-said; !strings.Contains(what, "on its way") {
+		t.Errorf("said %q", what)
+	}
+	broken.Store(false)
+	if err := <-waits; err != nil {
+		t.Error(err)
+	}
+	// A sandbox that was made before has the layer that new ones have, and no tag need be said.
+	if err := s.Remove(t.Context(), "app"); berm.KindOf(err) != berm.Conflict {
+		t.Errorf("remove: %v", err)
+	}
+	killed()
+	if err := s.Remove(t.Context(), "app"); err != nil {
+		t.Error(err)
+	}
+	nothingArrives(t, s)
+}
+
+// An image that is not what it says is not used, and gives way to the next import.
+func TestLazyFails(t *testing.T) {
+	needsLazy(t)
+	data := archive(t, file644("f", "x"))
+	img := imageOf(t, lazyLayer(t, data))
+	config, err := img.ConfigFile()
+	if err != nil {
+		t.Fatal(err)
+	}
+	config = config.DeepCopy()
+	config.RootFS.DiffIDs[0].Hex = strings.Repeat("0", 64)
+	wrong, err := mutate.ConfigFile(img, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRegistry(t, httptest.NewServer)
+	r.push(t, "app:v1", wrong)
+	s := newStore(t)
+	closeArrivals(t, s)
+	made, err := s.Import(t.Context(), r.host+"/app:v1", ImportOptions{Lazy: Always}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the failure", func() bool {
+		now, err := s.Resolve(t.Context(), "app:v1")
+		return err == nil && now.Arriving != nil && now.Arriving.Failed != ""
+	})
+	if err := s.Serve(t.Context(), made.Layers); berm.KindOf(err) != berm.Invalid || berm.HintOf(err) == "" {
+		t.Errorf("serve: %v", err)
+	}
+	if _, err := s.Import(t.Context(), r.host+"/app:v1", ImportOptions{}, nil); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("import of the wrong image: %v", err)
+	}
+	r.push(t, "app:v1", img)
+	again, err := s.Import(t.Context(), r.host+"/app:v1", ImportOptions{}, nil)
+	if err != nil || again.Arriving != nil || again.BuildID == made.BuildID {
+		t.Errorf("import of the right one: %+v, %v", again, err)
+	}
+	nothingArrives(t, s)
+}
+
 // What cannot arrive lazily is imported whole and the reason said, or refused.
 func TestNotLazy(t *testing.T) {
 	data := archive(t, file644("f", "x"))

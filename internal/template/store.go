@@ -388,15 +388,19 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		return err
 	}
 	defer unlockNames()
-	r, err := s.find(ref)
-	if err != nil {
-		return err
-	}
 	leases, err := s.leases()
 	if err != nil {
 		return err
 	}
+	s.alsoWhole(leases)
 	records, err := s.records()
+	if err != nil {
+		return err
+	}
+	r, err := s.find(ref)
+	if id, ok := idOf(records, ref); ok && !strings.Contains(ref, ":") {
+		r, err = s.find(string(id)) // whatever its tags
+	}
 	if err != nil {
 		return err
 	}
@@ -424,7 +428,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 		for _, l := range other.Layers {
 			// Those of a template that this one is built on are used by that one's sandboxes too.
 			if users := leases[filepath.Base(l.Path)]; !stay[l.Path] && len(users) > 0 {
-				return berm.Errorf(berm.Conflict, "template '%s' is in use by %s", ref, strings.Join(users, ", ")).WithHint("Kill the sandboxes first.")
+				return berm.Errorf(berm.Conflict, "template '%s' is in use by %s", ref, strings.Join(users, ", ")).WithHint("Kill the sandboxes, and remove the snapshots, first.")
 			}
 		}
 	}
@@ -474,12 +478,7 @@ func (s *Store) collect(ctx context.Context) error {
 			}
 		}
 	}
-	for name := range maps.Clone(used) {
-		// A layer that arrived has another name beside its chain-id.
-		if whole, err := os.Readlink(filepath.Join(s.dir, "layers", name)); err == nil && filepath.Base(whole) == whole {
-			used[whole] = append(used[whole], used[name]...)
-		}
-	}
+	s.alsoWhole(used)
 	if err := s.collectArrivals(); err != nil {
 		return err
 	}
@@ -503,6 +502,16 @@ func (s *Store) collect(ctx context.Context) error {
 	return s.removeAll(ctx, garbage)
 }
 
+// alsoWhole adds to who uses layers those who know them by the names that they had while they
+// arrived.
+func (s *Store) alsoWhole(used map[string][]string) {
+	for name := range maps.Clone(used) {
+		if whole, err := os.Readlink(filepath.Join(s.dir, "layers", name)); err == nil && filepath.Base(whole) == whole {
+			used[whole] = append(used[whole], used[name]...)
+		}
+	}
+}
+
 // lease is the file that tells of a living sandbox.
 type lease struct {
 	Alive  string   `json:"alive"`  // the sandbox lives as long as this path exists
@@ -519,7 +528,7 @@ func (s *Store) Lease(ctx context.Context, id berm.SandboxID, alive string, t be
 		return err
 	}
 	defer unlock()
-	if err := s.revive(ctx, t.Layers); err != nil {
+	if err := s.Serve(ctx, t.Layers); err != nil {
 		return err
 	}
 	l := lease{Alive: alive}

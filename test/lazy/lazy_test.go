@@ -419,8 +419,8 @@ func TestLazyStartGoesOn(t *testing.T) {
 	})
 }
 
-// When all processes of an arrival are killed, sandboxes get errors and no zeros, and the
-// next one has the layers served again.
+// When all processes of an arrival are killed, sandboxes get errors and no zeros. The next
+// sandbox, and the next start of the server, have the layers served again.
 func TestLazyStartFailsClosed(t *testing.T) {
 	levels(t, func(t *testing.T, args ...string) {
 		p := newPlace(t)
@@ -443,10 +443,20 @@ func TestLazyStartFailsClosed(t *testing.T) {
 		if err := sandbox.Kill(t.Context()); err != nil {
 			t.Error(err)
 		}
+		second := create(t, server)
+		if got := run(t, second, "cat /word /late"); got != "swordfish\nlate\n" {
+			t.Errorf("got %q", got)
+		}
+		if err := second.Kill(t.Context()); err != nil {
+			t.Error(err)
+		}
+		kill(t, p.processes("berm-arrival"))
+		kill(t, p.processes("berm-fetch"))
 		server.Crash()
 		if err := server.Restart(t.Context()); err != nil {
 			t.Fatal(err)
 		}
+		eventually(t, "the image to go on", func() bool { return len(p.processes("berm-fetch")) == 1 })
 		again := create(t, server)
 		if got := run(t, again, "cat /word /late"); got != "swordfish\nlate\n" {
 			t.Errorf("got %q", got)

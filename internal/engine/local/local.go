@@ -35,6 +35,8 @@ type Config struct {
 	// Claims keeps the ranges apart from those of other servers of this machine; nil does
 	// not.
 	Claims *claim.File
+	// Ready has the layers of a sandbox that is to be made be there; nil when they are.
+	Ready func(ctx context.Context, layers []berm.Layer) error
 	// Hold keeps the layers of a sandbox from being removed for as long as it lives. It
 	// is called once the sandbox is there; nil does not hold.
 	Hold func(ctx context.Context, spec berm.Spec) error
@@ -52,6 +54,7 @@ type Engine struct {
 	leases  Leases
 	ids     berm.IDRange
 	claims  *claim.File
+	ready   func(ctx context.Context, layers []berm.Layer) error
 	hold    func(ctx context.Context, spec berm.Spec) error
 	drivers []berm.Driver // strongest first
 	probes  []berm.Probe  // of the drivers, in their order
@@ -64,7 +67,7 @@ type Engine struct {
 
 // New probes the drivers and reads the leases.
 func New(ctx context.Context, c Config) (*Engine, error) {
-	e := &Engine{leases: c.Leases, ids: c.IDs, claims: c.Claims, hold: c.Hold, drivers: slices.Clone(c.Drivers)}
+	e := &Engine{leases: c.Leases, ids: c.IDs, claims: c.Claims, ready: c.Ready, hold: c.Hold, drivers: slices.Clone(c.Drivers)}
 	slices.SortStableFunc(e.drivers, func(a, b berm.Driver) int { return strength[b.Level()] - strength[a.Level()] })
 	for _, d := range e.drivers {
 		e.probes = append(e.probes, d.Probe(ctx))
@@ -154,6 +157,11 @@ func (e *Engine) Create(ctx context.Context, spec berm.Spec) (berm.Sandbox, erro
 		return nil, err
 	}
 	spec.Level = driver.Level()
+	if e.ready != nil {
+		if err := e.ready(ctx, spec.Layers); err != nil {
+			return nil, err
+		}
+	}
 	cu := cleanup.Make()
 	defer cu.Clean()
 	if e.ids.Count > 0 {

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/berm-sandbox/berm"
 )
 
 // BlockSize is how much of a blob is fetched at least.
@@ -28,11 +30,14 @@ type blob struct {
 	file   *os.File // what has arrived, at its place
 	have   *os.File // a byte for each block: 1 when it has arrived
 	source Ranges
+	// patience is how long whoever waits does so while nothing comes.
+	patience time.Duration
 
 	mu      sync.Mutex
 	blocks  []state
 	changed chan struct{} // closed at the next change of blocks
 	waiting int           // calls of ensure that need something
+	came    time.Time     // when the last block did
 }
 
 type state byte
@@ -49,7 +54,7 @@ const overtake = 250 * time.Millisecond
 
 // newBlob goes on where an earlier process stopped.
 func newBlob(digest string, size int64, file, have *os.File, source Ranges) (*blob, error) {
-	b := &blob{digest: digest, size: size, file: file, have: have, source: source, changed: make(chan struct{})}
+	b := &blob{digest: digest, size: size, file: file, have: have, source: source, patience: Patience, changed: make(chan struct{})}
 	b.blocks = make([]state, (size+BlockSize-1)/BlockSize)
 	known := make([]byte, len(b.blocks))
 	n, err := have.ReadAt(known, 0)
@@ -65,11 +70,29 @@ func newBlob(digest string, size int64, file, have *os.File, source Ranges) (*bl
 }
 
 // ensure returns when the bytes from one place up to another have arrived. It asks for them
-// again and again until ctx ends.
+// again and again until ctx ends, or nothing has come for longer than the patience.
 func (b *blob) ensure(ctx context.Context, from, to int64) error {
 	first, end := int(from/BlockSize), int((to+BlockSize-1)/BlockSize)
+	ctx, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	begun := time.Now()
+	var silent *time.Timer
+	silent = time.AfterFunc(b.patience, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		last := begun
+		if b.came.After(last) {
+			last = b.came
+		}
+		if left := b.patience - time.Since(last); left > 0 {
+			silent.Reset(left)
+		} else {
+			stop(berm.Errorf(berm.Unavailable, "nothing came for %v", b.patience))
+		}
+	})
+	defer silent.Stop()
 	b.waiting++
 	defer func() {
 		b.waiting--
@@ -80,14 +103,14 @@ func (b *blob) ensure(ctx context.Context, from, to int64) error {
 	defer patient.Stop()
 	takes := []state{absent}
 	for wait := firstWait; ; {
-		at, stop, pending := b.claim(first, end, expected, takes)
+		at, upTo, pending := b.claim(first, end, expected, takes)
 		if at < 0 && !pending {
 			return nil
 		}
 		changed := b.changed
 		b.mu.Unlock()
 		if at >= 0 {
-			if err := b.fetch(ctx, at, stop, expected); err != nil && ctx.Err() == nil {
+			if err := b.fetch(ctx, at, upTo, expected); err != nil && ctx.Err() == nil {
 				last = err
 				wait = pause(ctx, wait)
 			}
@@ -102,7 +125,7 @@ func (b *blob) ensure(ctx context.Context, from, to int64) error {
 		b.mu.Lock()
 		if ctx.Err() != nil {
 			if last == nil {
-				last = ctx.Err()
+				last = context.Cause(ctx)
 			}
 			return last
 		}
@@ -165,6 +188,7 @@ func (b *blob) fetch(ctx context.Context, at, stop int, as state) (err error) {
 		}
 		b.mu.Lock()
 		b.blocks[at] = present // perhaps for the second time
+		b.came = time.Now()
 		b.notify()
 		b.mu.Unlock()
 		from += int64(len(piece))
@@ -192,8 +216,8 @@ func (b *blob) forget(from, to int64) error {
 
 // fill fetches all that is missing, from the start on: there is what the image's builder
 // expects to be needed first. It keeps behind what somebody waits for, of any blob, as busy
-// says.
-func (b *blob) fill(ctx context.Context, busy func() <-chan struct{}) error {
+// says. report is told why it does not get on, and "" when it does again.
+func (b *blob) fill(ctx context.Context, busy func() <-chan struct{}, report func(why string)) error {
 	for wait := firstWait; ; {
 		if waited := busy(); waited != nil {
 			select {
@@ -209,9 +233,13 @@ func (b *blob) fill(ctx context.Context, busy func() <-chan struct{}) error {
 		b.mu.Unlock()
 		switch {
 		case at >= 0:
-			if err := b.fetch(ctx, at, stop, coming); err != nil {
+			if err := b.fetch(ctx, at, stop, coming); err != nil && ctx.Err() == nil {
+				if wait > firstWait { // once is nothing
+					report(err.Error())
+				}
 				wait = pause(ctx, wait)
-			} else {
+			} else if err == nil {
+				report("")
 				wait = firstWait
 			}
 		case !pending:

@@ -13,8 +13,12 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// Patience is how long one read waits for what has not arrived, before it fails.
+// Patience is how long one read waits while nothing arrives, before it fails.
 const Patience = time.Minute
+
+// failing is how long a failure is remembered: when the kernel read ahead in vain it asks once
+// more for what somebody waits for, who would wait twice.
+const failing = time.Second
 
 // maxCached bounds the memory for unpacked chunks. The kernel keeps what was read, so this is
 // for the rest of a chunk, which is read next.
@@ -94,17 +98,20 @@ func (c *chunks) remove(e *list.Element) {
 
 func (c *chunks) load(e *list.Element, chunk Chunk) {
 	l := e.Value.(*loaded)
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
-	defer cancel()
-	data, err := c.read(ctx, c.blobs[l.place.blob], chunk)
+	data, err := c.read(context.Background(), c.blobs[l.place.blob], chunk)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	l.data, l.err = data, err
 	close(l.done)
 	if err != nil { // whoever reads it later tries again
 		c.size -= chunk.Size
-		c.recent.Remove(e)
-		delete(c.known, l.place)
+		time.AfterFunc(failing, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if c.known[l.place] == e {
+				c.remove(e)
+			}
+		})
 	}
 }
 

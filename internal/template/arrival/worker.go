@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"strconv"
+	"sync"
 	"syscall"
 	"unsafe"
 
@@ -51,6 +52,7 @@ type Blob struct {
 type Event struct {
 	Mount   []byte `json:",omitempty"` // it serves; with this another can go on
 	Arrived bool   `json:",omitempty"` // all blobs are there
+	Waits   string `json:",omitempty"` // why it does not get on; an event without anything: it does again
 }
 
 // Work is the worker's process.
@@ -101,10 +103,21 @@ func Work() error {
 		stop()
 	}()
 	filled := make(chan error, 1)
+	var telling sync.Mutex
+	var told string
+	tell := func(e Event) error {
+		telling.Lock()
+		defer telling.Unlock()
+		if !e.Arrived && e.Waits == told {
+			return nil
+		}
+		told = e.Waits
+		return events.Encode(e)
+	}
 	go func() {
-		err := fill(ctx, blobs)
+		err := fill(ctx, blobs, func(why string) { _ = tell(Event{Waits: why}) })
 		if err == nil {
-			err = events.Encode(Event{Arrived: true})
+			err = tell(Event{Arrived: true})
 		}
 		filled <- err
 	}()
@@ -130,8 +143,8 @@ func controlConn() (net.Conn, error) {
 // registry that is far.
 const fetchers = 3
 
-// fill fetches the blobs, the lowest first.
-func fill(ctx context.Context, blobs []*blob) error {
+// fill fetches the blobs, the lowest first. report is told what keeps it from that.
+func fill(ctx context.Context, blobs []*blob, report func(why string)) error {
 	busy := func() <-chan struct{} {
 		for _, b := range blobs {
 			if wanted := b.wanted(); wanted != nil {
@@ -144,7 +157,7 @@ func fill(ctx context.Context, blobs []*blob) error {
 	for range fetchers {
 		group.Go(func() error {
 			for _, b := range blobs {
-				if err := b.fill(ctx, busy); err != nil {
+				if err := b.fill(ctx, busy, report); err != nil {
 					return err
 				}
 			}
