@@ -1,12 +1,7 @@
 package control
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"reflect"
 
@@ -255,7 +250,7 @@ func (s *session) inform(ctx context.Context, got egress.Brokered) error {
 	if reflect.DeepEqual(before, told) {
 		return nil
 	}
-	err := s.initAgent(ctx, told)
+	err := s.tellAgent(ctx, told)
 	s.online.mu.Lock()
 	defer s.online.mu.Unlock()
 	if err == nil {
@@ -281,52 +276,16 @@ func (s *session) informResumed(ctx context.Context) {
 	if told == nil {
 		return
 	}
-	if err := s.initAgent(ctx, *told); err != nil {
+	if err := s.tellAgent(ctx, *told); err != nil {
 		s.m.Log.Error("programs of a sandbox do not trust what looks into their requests", "sandbox", s.info.ID, "error", err)
 	}
 }
 
-// initAgent changes the configuration of the session's guest agent.
-func (s *session) initAgent(ctx context.Context, told berm.GuestConfig) error {
+// tellAgent changes the configuration of the guest agent of a sandbox that somebody has.
+func (s *session) tellAgent(ctx context.Context, told berm.GuestConfig) error {
 	token := ""
 	if info := s.snapshot(); info.Secure {
 		token = s.m.token("access", info.ID)
 	}
-	return initAgent(ctx, s.current(), token, told)
-}
-
-// initAgent changes the configuration of a guest agent, which asks for token unless that is "".
-func initAgent(ctx context.Context, handle berm.Sandbox, token string, told berm.GuestConfig) error {
-	body, err := json.Marshal(told)
-	if err != nil {
-		return berm.Errorf(berm.Internal, "guest agent: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, agentTime)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/init", bytes.NewReader(body))
-	if err != nil {
-		return berm.Errorf(berm.Internal, "guest agent: %w", err)
-	}
-	if token != "" {
-		request.Header.Set("X-Access-Token", token)
-	}
-	var dialed error
-	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		conn, err := handle.Dial(ctx, berm.AgentPort)
-		dialed = err
-		return conn, err
-	}}
-	answer, err := transport.RoundTrip(request)
-	switch {
-	case dialed != nil:
-		return dialed
-	case err != nil:
-		return berm.Errorf(berm.Unavailable, "the guest agent does not answer: %w", err)
-	}
-	defer answer.Body.Close()
-	if answer.StatusCode >= 300 {
-		text, _ := io.ReadAll(io.LimitReader(answer.Body, 1<<10))
-		return berm.Errorf(berm.Unsupported, "the guest agent does not take what programs inside are to have and to trust: %s", text)
-	}
-	return nil
+	return s.initAgent(ctx, token, told)
 }

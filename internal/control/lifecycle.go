@@ -148,6 +148,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	defer cu.Clean()
 	if warm != nil {
 		cu.Add(func() {
+			warm.letAdvanceGo()
 			m.discard(warm.handle)
 			warm.forget()
 		})
@@ -249,6 +250,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	m.mu.Unlock()
 	s.attend(ctx)
 	<-s.op
+	s.boundLine()
 	m.work.Go(func() { s.log("info", "Sandbox started", map[string]string{"template": template.Alias()}) })
 	step("save")
 	info := m.withTokens(s.snapshot())
@@ -259,12 +261,22 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 // attend follows a sandbox whose processes have just begun.
 func (s *session) attend(ctx context.Context) {
 	s.traceNow(ctx)
-	s.followUp(s.openLook(ctx))
+	s.mu.Lock()
+	looking := s.writable != nil // in advance
+	s.mu.Unlock()
+	var err error
+	if !looking {
+		err = s.openLook(ctx)
+	}
+	s.followUp(err)
 }
 
 // traceNow is trace of processes that have just begun.
 func (s *session) traceNow(ctx context.Context) {
-	if s.m.Processes == nil {
+	s.mu.Lock()
+	before := s.traced
+	s.mu.Unlock()
+	if before || s.m.Processes == nil {
 		return
 	}
 	status, err := s.current().Status(ctx)
@@ -652,6 +664,11 @@ func (r *Route) Enter(ctx context.Context) (context.Context, error) {
 
 // Dial opens a byte stream to a port inside the sandbox.
 func (r *Route) Dial(ctx context.Context, port uint16) (net.Conn, error) {
+	if port == berm.AgentPort {
+		if conn := r.s.takeLine(); conn != nil {
+			return conn, nil
+		}
+	}
 	conn, err := r.s.current().Dial(ctx, port)
 	var berr *berm.Error
 	if errors.As(err, &berr) && berr.Kind == berm.Conflict {

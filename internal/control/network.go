@@ -237,7 +237,7 @@ func (s *session) attach(ctx context.Context, isNew bool) (warnings []string, er
 	info := s.snapshot()
 	ctx, cancel := context.WithTimeout(ctx, attachTime)
 	defer cancel()
-	file, err := s.current().Link(ctx)
+	file, err := s.takeLink(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -267,6 +267,18 @@ func (s *session) attach(ctx context.Context, isNew bool) (warnings []string, er
 		o.link = link
 	}
 	return warnings, nil
+}
+
+// takeLink returns the other end of the sandbox's link, for the caller to close.
+func (s *session) takeLink(ctx context.Context) (*os.File, error) {
+	s.mu.Lock()
+	link := s.link
+	s.link = nil
+	s.mu.Unlock()
+	if link != nil {
+		return link, nil
+	}
+	return s.current().Link(ctx)
 }
 
 func finish(link Link) {

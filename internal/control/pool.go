@@ -109,7 +109,7 @@ func (m *Manager) take(ctx context.Context, spec *berm.Spec, build berm.BuildID)
 			given.Guest.AccessToken = m.token("access", given.ID)
 		}
 		var group errgroup.Group
-		group.Go(func() error { return initAgent(ctx, taken.handle, "", given.Guest) })
+		group.Go(func() error { return taken.initAgent(ctx, "", given.Guest) })
 		group.Go(func() error { return taken.handle.SetDeadline(ctx, given.Deadline) })
 		err := group.Wait()
 		m.tendPools()
@@ -184,6 +184,7 @@ func (m *Manager) giveWay() bool {
 func (m *Manager) dismiss(out *member) {
 	ctx, cancel := context.WithTimeout(context.Background(), transitionTime)
 	defer cancel()
+	out.letAdvanceGo()
 	if _, err := out.handle.Kill(ctx, berm.ReasonKilled); err != nil {
 		m.Log.Error("ending a sandbox of a pool failed", "sandbox", out.spec.ID, "error", err)
 	}
@@ -380,6 +381,9 @@ func (m *Manager) makeMember(ctx context.Context, spec berm.Spec, t berm.Templat
 	if err := failpoint.Hit("control.pooled"); err != nil {
 		return nil, err
 	}
+	if err := made.advance(ctx, spec.Link); err != nil {
+		return nil, err
+	}
 	if begun {
 		if err = made.begins(ctx, "", t.Ready); err != nil {
 			return nil, err
@@ -387,6 +391,36 @@ func (m *Manager) makeMember(ctx context.Context, spec berm.Spec, t berm.Templat
 	}
 	cu.Release()
 	return made, nil
+}
+
+// advance does for a sandbox that nobody has yet what does not depend on who gets it.
+func (s *session) advance(ctx context.Context, linked bool) (err error) {
+	s.warmAgent(ctx) // before processes are recorded: it is nobody's
+	s.traceNow(ctx)
+	if err := s.openLook(ctx); err != nil {
+		s.m.Log.Debug("what a sandbox of a pool writes is looked at later", "sandbox", s.info.ID, "error", err)
+	}
+	if linked {
+		if s.link, err = s.handle.Link(ctx); err != nil {
+			return err
+		}
+	}
+	return failpoint.Hit("control.advanced")
+}
+
+// letAdvanceGo undoes advance, but for the records of processes, which forget ends.
+func (s *session) letAdvanceGo() {
+	s.dropLine()
+	s.mu.Lock()
+	link, writable := s.link, s.writable
+	s.link, s.writable = nil, nil
+	s.mu.Unlock()
+	if link != nil {
+		_ = link.Close()
+	}
+	if writable != nil {
+		_ = writable.Close()
+	}
 }
 
 // available is how much of the host's memory programs can get, in bytes; plenty where that is

@@ -2,7 +2,12 @@ package control
 
 import (
 	"context"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -251,4 +256,125 @@ func TestPoolAfterCrash(t *testing.T) {
 		t.Error(err)
 	}
 	crashed.Close()
+}
+
+// What is done in advance is there for the owner's first request, and gone with who was not taken.
+func TestPoolInAdvance(t *testing.T) {
+	ctx := t.Context()
+	w := newWorld(t, pooling(2))
+	w.waiting(t, 2)
+	lines := map[berm.SandboxID]net.Conn{}
+	for _, waiting := range w.pools[0].members {
+		if waiting.line == nil {
+			t.Fatal("no connection to the agent waits")
+		}
+		lines[waiting.spec.ID] = waiting.line
+	}
+	s := w.create(t)
+	route, err := w.Route(s.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first, err := route.Dial(ctx, berm.AgentPort)
+	if err != nil || first != lines[s.ID] {
+		t.Fatalf("%v, %v, want %v", first, err, lines[s.ID])
+	}
+	second, err := route.Dial(ctx, berm.AgentPort)
+	if err != nil || second == first {
+		t.Fatalf("%v twice, %v", second, err)
+	}
+	// It is as good as a new one.
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://agent/init", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a, _, err := askAgent(ctx, first, request); err != nil || a.status != http.StatusNoContent {
+		t.Errorf("%+v, %v", a, err)
+	}
+	// One that was not used is cut with the others.
+	paused := w.create(t)
+	if err := w.Pause(ctx, paused.ID, tester); err != nil {
+		t.Fatal(err)
+	}
+	of, err := w.session(paused.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the connection is closed", func() bool {
+		of.mu.Lock()
+		defer of.mu.Unlock()
+		return of.line == nil
+	})
+	w.waiting(t, 2)
+	var out *member
+	w.mu.Lock()
+	out = w.pools[0].members[0]
+	w.mu.Unlock()
+	w.withdraw(func(_ *pool, m *member) bool { return m == out })
+	eventually(t, "the connection is closed", func() bool {
+		out.mu.Lock()
+		defer out.mu.Unlock()
+		return out.line == nil
+	})
+}
+
+// A connection that the agent closed is not given to anybody, and what the agent says is bounded.
+func TestLine(t *testing.T) {
+	s := newSession(New(Config{}))
+	pair := func() (ours, theirs *net.UnixConn) {
+		t.Helper()
+		l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		ours, err = net.DialUnix("unix", nil, l.Addr().(*net.UnixAddr))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if theirs, err = l.AcceptUnix(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { ours.Close(); theirs.Close() })
+		return ours, theirs
+	}
+	ours, theirs := pair()
+	s.keepLine(ours)
+	if got := s.takeLine(); got != ours {
+		t.Errorf("%v", got)
+	}
+	if got := s.takeLine(); got != nil {
+		t.Errorf("%v twice", got)
+	}
+	s.keepLine(ours)
+	theirs.Close()
+	if got := s.takeLine(); got != nil {
+		t.Errorf("%v, which is closed", got)
+	}
+	ours, theirs = pair()
+	s.keepLine(ours)
+	if _, err := theirs.Write([]byte("HTTP/1.1 200 OK\r\n")); err != nil {
+		t.Fatal(err)
+	}
+	if got := s.takeLine(); got != nil {
+		t.Errorf("%v, on which something came unasked", got)
+	}
+	for name, text := range map[string]string{
+		"header": "HTTP/1.1 200 OK\r\nA: " + strings.Repeat("a", 2*maxAgentAnswer),
+		"body":   "HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n" + strings.Repeat("a", 2*maxAgentAnswer),
+		"end":    "HTTP/1.1 200 OK\r\nContent-Le",
+	} {
+		ours, theirs := pair()
+		go func() {
+			_, _ = io.WriteString(theirs, text)
+			theirs.Close()
+		}()
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, "http://agent/init", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if a, again, err := askAgent(t.Context(), ours, request); err == nil || again {
+			t.Errorf("%s: %+v, %v", name, a, again)
+		}
+	}
 }

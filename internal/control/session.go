@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"net"
+	"os"
 	"slices"
 	"sync"
 	"time"
@@ -46,6 +48,8 @@ type session struct {
 	online    *online    // nil for a sandbox without a link
 	unpin     func()     // lets a snapshot go that SavedAs names, under mu; nil when it names none
 	traced    bool       // whether its processes are recorded, under mu
+	line      net.Conn   // to the agent, for the next request, under mu; nil for none
+	link      *os.File   // fetched in advance, of a sandbox that nobody has yet; nil for none
 }
 
 func newSession(m *Manager) *session {

@@ -123,7 +123,11 @@ func (db *DB) Authenticate(ctx context.Context, secret string) (Key, error) {
 }
 
 func (db *DB) key(ctx context.Context, from *sql.DB, where string, arg any) (Key, error) {
-	return scanKey(from.QueryRowContext(ctx, "SELECT id, name, prefix, created, revoked, erase FROM keys WHERE "+where, arg))
+	s, err := db.prepare(ctx, from, "SELECT id, name, prefix, created, revoked, erase FROM keys WHERE "+where)
+	if err != nil {
+		return Key{}, berm.Errorf(berm.Internal, "database: %w", err)
+	}
+	return scanKey(s.QueryRowContext(ctx, arg))
 }
 
 func scanKey(row scanner) (Key, error) {

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
@@ -27,6 +28,30 @@ type DB struct {
 	lock  *os.File
 	write *sql.DB // one connection: SQLite has one writer at a time
 	read  *sql.DB
+
+	prepared sync.Map // of statement to *sql.Stmt: to parse one takes longer than to carry it out
+}
+
+// statement is a text for one of the two.
+type statement struct {
+	db   *sql.DB
+	text string
+}
+
+// prepare returns the statement that a text is, which is one of a few.
+func (db *DB) prepare(ctx context.Context, of *sql.DB, text string) (*sql.Stmt, error) {
+	if s, ok := db.prepared.Load(statement{of, text}); ok {
+		return s.(*sql.Stmt), nil
+	}
+	s, err := of.PrepareContext(ctx, text)
+	if err != nil {
+		return nil, err
+	}
+	if first, is := db.prepared.LoadOrStore(statement{of, text}, s); is {
+		_ = s.Close()
+		return first.(*sql.Stmt), nil
+	}
+	return s, nil
 }
 
 // Open opens the data directory dir for the server, makes it when it is missing,
@@ -261,7 +286,11 @@ func (db *DB) tx(ctx context.Context, do func(*sql.Tx) error) error {
 }
 
 func (db *DB) exec(ctx context.Context, query string, args ...any) error {
-	if _, err := db.write.ExecContext(ctx, query, args...); err != nil {
+	s, err := db.prepare(ctx, db.write, query)
+	if err == nil {
+		_, err = s.ExecContext(ctx, args...)
+	}
+	if err != nil {
 		return berm.Errorf(berm.Internal, "database: %w", err)
 	}
 	return nil

@@ -264,23 +264,25 @@ func TestPoolCrash(t *testing.T) {
 	defer cancel()
 	s := harness.Serve(t, "--templates", templates, "--level", "namespace", "--pool", "starts=1")
 	waiting(t, s, 1)
-	s.Crash()
-	t.Setenv("BERM_FAILPOINTS", "control.pooled=crash")
-	_ = s.Restart(ctx) // it may have died before it answered
-	for s.Alive() && ctx.Err() == nil {
-		time.Sleep(5 * time.Millisecond)
-	}
-	s.Crash()
-	before := held(t, s)
-	if len(before) != 1 {
-		t.Errorf("%v while it died", before)
-	}
-	t.Setenv("BERM_FAILPOINTS", "")
-	if err := s.Restart(ctx); err != nil {
-		t.Fatal(err)
-	}
-	waiting(t, s, 1)
-	if now := held(t, s); len(now) != 1 || now[0] == before[0] {
-		t.Errorf("%v, before %v", now, before)
+	for _, point := range []string{"control.pooled", "control.advanced"} {
+		s.Crash()
+		t.Setenv("BERM_FAILPOINTS", point+"=crash")
+		_ = s.Restart(ctx) // it may have died before it answered
+		for s.Alive() && ctx.Err() == nil {
+			time.Sleep(5 * time.Millisecond)
+		}
+		s.Crash()
+		before := held(t, s)
+		if len(before) != 1 {
+			t.Errorf("%s: %v while it died", point, before)
+		}
+		t.Setenv("BERM_FAILPOINTS", "")
+		if err := s.Restart(ctx); err != nil {
+			t.Fatal(err)
+		}
+		waiting(t, s, 1)
+		if now := held(t, s); len(now) != 1 || now[0] == before[0] {
+			t.Errorf("%s: %v, before %v", point, now, before)
+		}
 	}
 }
