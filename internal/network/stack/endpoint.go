@@ -31,6 +31,8 @@ type endpoint struct {
 	raw   rawConn
 	gate  gate
 	ether *ether // nil: the link carries packets alone
+	// opening is told of each packet with which the sandbox begins a connection, before the stack.
+	opening func(stack.TransportEndpointID)
 
 	dispatcher atomic.Pointer[stack.NetworkDispatcher]
 	onClose    func()
@@ -163,9 +165,25 @@ func (e *endpoint) deliver(p *pieces, n int) {
 	if d == nil {
 		return
 	}
+	if id, ok := opens(p.vec[1]); ok {
+		e.opening(id)
+	}
 	packet := stack.NewPacketBuffer(stack.PacketBufferOptions{Payload: p.take(n)})
 	(*d).DeliverNetworkPacket(header.IPv4ProtocolNumber, packet)
 	packet.DecRef()
+}
+
+// opens says whether a packet that the gate admits begins a TCP connection, and which.
+func opens(b []byte) (stack.TransportEndpointID, bool) {
+	ip := header.IPv4(b)
+	if ip.Protocol() != protoTCP {
+		return stack.TransportEndpointID{}, false
+	}
+	tcp := header.TCP(b[header.IPv4MinimumSize:])
+	return stack.TransportEndpointID{
+		LocalAddress: ip.DestinationAddress(), LocalPort: tcp.DestinationPort(),
+		RemoteAddress: ip.SourceAddress(), RemotePort: tcp.SourcePort(),
+	}, tcp.Flags()&(header.TCPFlagSyn|header.TCPFlagAck) == header.TCPFlagSyn
 }
 
 // vectors are what packets are written from.

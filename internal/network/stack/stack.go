@@ -141,6 +141,7 @@ func newStack(fd int, c link.Config, j Judge, l Limits) (*Stack, error) {
 			panic(err.String()) // an option of this version of the library
 		}
 	}
+	e.opening = s.reuse
 	s.tcp = tcp.NewForwarder(s.net, mostBuffer, l.Pending, s.connect)
 	s.net.SetTransportProtocolHandler(tcp.ProtocolNumber, s.tcp.HandlePacket)
 	s.net.SetTransportProtocolHandler(udp.ProtocolNumber, s.datagram)

@@ -56,6 +56,58 @@ func TestARefusedConnectionIsReset(t *testing.T) {
 	}
 }
 
+// A port is of use again at once, also where this side closed first and remembers that.
+func TestAPortIsUsedAgain(t *testing.T) {
+	closing := func(context.Context, *stack.Flow) func(stack.Conn) { return func(stack.Conn) {} }
+	b := start(t, &judge{tcp: closing}, stack.Limits{})
+	from := net.TCPAddr{Port: 40000}
+	again := func() (repeated uint32) {
+		c := func() *net.TCPConn {
+			for end := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+				var c net.Conn
+				var err error
+				b.Inside(func() {
+					d := net.Dialer{LocalAddr: &from, Timeout: 10 * time.Second}
+					c, err = d.Dial("tcp", "192.0.2.7:80")
+				})
+				// As long as the kernel inside waits for the answer to its end of the one before.
+				busy := errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL)
+				if err == nil {
+					return c.(*net.TCPConn)
+				}
+				if !busy || time.Now().After(end) {
+					t.Fatal(err)
+				}
+			}
+		}()
+		defer c.Close()
+		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		if _, err := io.ReadAll(c); err != nil {
+			t.Fatal(err)
+		}
+		raw, err := c.SyscallConn()
+		if err == nil {
+			err = raw.Control(func(fd uintptr) {
+				if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
+					repeated = info.Total_retrans
+				}
+			})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return repeated
+	}
+	again()
+	// A busy machine may repeat one as well.
+	for range 5 {
+		if again() == 0 {
+			return
+		}
+	}
+	t.Error("each connection from a port that was used before was asked for twice")
+}
+
 func TestNothingIsAnsweredWhileAJudgeThinks(t *testing.T) {
 	think := make(chan struct{})
 	j := &judge{tcp: func(ctx context.Context, f *stack.Flow) func(stack.Conn) {

@@ -11,6 +11,7 @@ import (
 	"gvisor.dev/gvisor/pkg/tcpip"
 	"gvisor.dev/gvisor/pkg/tcpip/adapters/gonet"
 	"gvisor.dev/gvisor/pkg/tcpip/network/ipv4"
+	"gvisor.dev/gvisor/pkg/tcpip/stack"
 	"gvisor.dev/gvisor/pkg/tcpip/transport/tcp"
 	"gvisor.dev/gvisor/pkg/waiter"
 )
@@ -99,6 +100,17 @@ func (s *Stack) handshake(f *Flow, r *tcp.ForwarderRequest, queue *waiter.Queue)
 		}
 	})()
 	return r.CreateEndpoint(queue)
+}
+
+// reuse makes room for a connection between the same ports as one that ended less than timeWait
+// ago. Who closed second may begin one at once, as Linux does when connections are made in
+// parallel. gVisor would give its SYN to an endpoint that listens, which a stack that takes all connections
+// does not have: it would be lost, and come again a second later, or be refused.
+func (s *Stack) reuse(id stack.TransportEndpointID) {
+	ep, _ := s.net.FindTransportEndpoint(ipv4.ProtocolNumber, tcp.ProtocolNumber, id, nic).(*tcp.Endpoint)
+	if ep != nil && ep.EndpointState() == tcp.StateTimeWait {
+		ep.Abort() // the reset that this sends is for the old one: its numbers do not fit the new
+	}
 }
 
 // take gives a connection its share of the buffers, for each direction, above leastBuffer:
