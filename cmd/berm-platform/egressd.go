@@ -10,6 +10,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	network "github.com/berm-sandbox/berm/internal/network/egress/server"
 	"github.com/berm-sandbox/berm/internal/network/quota"
+	"github.com/berm-sandbox/berm/internal/network/stack"
 	"github.com/berm-sandbox/berm/internal/service"
 )
 
@@ -28,7 +29,7 @@ func newEgressCommand() *cobra.Command {
 			if err := confine(egress.Command); err != nil {
 				return err
 			}
-			debug.SetGCPercent(400) // most of its memory is packets on their way
+			stack.Tune()
 			debug.SetMemoryLimit(memory)
 			for _, r := range resolvers {
 				resolver, err := dns.ParseResolver(r)

@@ -40,7 +40,10 @@ func Splice(inside, outside Conn) error {
 		return err
 	}
 	up := make(chan error, 1)
-	go func() { up <- pass(outside, inside) }()
+	go func() {
+		grow()
+		up <- pass(outside, inside)
+	}()
 	down := pass(inside, outside)
 	if err := <-up; err != nil && down == nil {
 		return err

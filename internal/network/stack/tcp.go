@@ -33,6 +33,7 @@ const (
 
 // connect handles one SYN, on a goroutine of its own.
 func (s *Stack) connect(r *tcp.ForwarderRequest) {
+	grow()
 	f, limit := s.open(TCP, r.ID())
 	if f == nil {
 		// A SYN above the rate is not answered: it comes again by itself after a second.
