@@ -14,12 +14,12 @@ PLATFORM := cmd/berm/platform/$(GOARCH)
 RACE     := CGO_ENABLED=1 GORACE=atexit_sleep_ms=10
 SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
-            bubblewrap python3-venv debian-archive-keyring zstd
+            bubblewrap python3-venv debian-archive-keyring zstd xfsprogs btrfs-progs
 
 # What the tests of the code interpreter's server run on.
 JUPYTER  := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/berm/interpreter
 
-.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-qemu test-containers test-agents test-desktop test-interpreter bench bench-lazy fuzz lint proto clean
+.PHONY: help build agents runsc setup demo test test-all test-probes test-cycles test-disks test-qemu test-containers test-agents test-desktop test-interpreter bench bench-lazy fuzz lint proto clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 14
@@ -58,7 +58,7 @@ test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, 
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/... ./internal/...
 	bin/berm template build base
 	BERM_TEST_ALL=1 $(RACE) $(GO) test -race -timeout 40m ./test/probes ./internal/template ./test/load ./...
-	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/driver/gvisor ./internal/template ./internal/local/... ./internal/audit/...
+	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/driver/gvisor ./internal/template ./internal/local/... ./internal/audit/... ./internal/depot
 	test/e2e/run
 	test/e2e/run gvisor
 	test/e2e/interpreter/run namespace
@@ -87,6 +87,9 @@ test-qemu: build ## the driver under cgroup v2 and kernel 6.1, in an emulated ma
 test-cycles: build runsc ## 100 times write, pause, save, go on and verify at level gvisor; its monitor broken between any two steps
 	BERM_TEST_ALL=1 BERM_TEST_CYCLES=100 $(GO) test -count=1 -timeout 30m -run 'TestDriver/MemoryOverAndOver' ./internal/driver/gvisor
 	BERM_TEST_ALL=1 $(GO) test -count=1 -timeout 30m -tags failpoint -run TestMonitorFails ./internal/driver/gvisor
+
+test-disks: build runsc ## the drivers, snapshots and full disks on XFS, on btrfs and in depots, at both levels: a quarter of an hour
+	BERM_TEST_ALL=1 BERM_TEST_DISKS=all $(GO) test -count=1 -timeout 60m ./test/disks ./internal/depot
 
 test-probes: build runsc ## the probes at level gvisor after a pause, in forks, and of networks and credentials
 	BERM_TEST_ALL=1 BERM_TEST_PROBES=all $(GO) test -count=1 -timeout 90m -run 'TestProbesLater|TestNetworkGVisor' ./test/probes

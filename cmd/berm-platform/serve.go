@@ -74,6 +74,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 	flags.Uint8Var(&spares, "spares", 2, "monitors that wait in advance, each with an empty disk, for\nsandboxes of a size that was asked for twice; 0 starts them when\nthey are needed")
 	flags.Var((*poolFlag)(&c.Pools), "pool", "sandboxes of a template that are made in advance, TEMPLATE=N or\nTEMPLATE@LEVEL=N; may be repeated")
 	flags.StringVar(&c.ContainerTemplate, "container-template", "code-interpreter-v1", "template that containers are made of, which has an interpreter")
+	flags.Var((*cli.SizeFlag)(&c.Depot), "depot", "`SIZE` of a file system in a sparse file, for disks that snapshots\nshare their bytes with where the data directory's cannot clone\n(default: none)")
 	c.CheckpointBytes = 10 << 30
 	flags.Var((*cli.SizeFlag)(&c.CheckpointBytes), "checkpoint-limit", "most bytes of the checkpoints of one sandbox together; the oldest go")
 	flags.StringArrayVar(&c.AuditAnchors, "audit-anchor", nil, "append checkpoints of the audit log to this `FILE`, which should be\nout of this machine's reach; may be repeated")
@@ -160,9 +161,9 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		if os.Geteuid() == 0 || images.Shifted() { // with one id no image can be made into what sandboxes need
 			c.Images = images
 		}
-		c.Drivers = func(watch serve.Watch) ([]berm.Driver, error) {
+		c.Drivers = func(watch serve.Watch, images string) ([]berm.Driver, error) {
 			second.Watch = watch.GVisor
-			return drivers(namespace.Config{Data: data, Claims: claims, Spares: int(spares), Watch: watch.Host}, second)
+			return drivers(namespace.Config{Data: data, Images: images, Claims: claims, Spares: int(spares), Watch: watch.Host}, second)
 		}
 		c.Ready = images.Serve
 		c.Hold = func(ctx context.Context, spec berm.Spec) error {

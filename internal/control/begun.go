@@ -2,7 +2,6 @@ package control
 
 import (
 	"context"
-	"os"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -88,8 +87,8 @@ func (m *Manager) saveBegun(ctx context.Context, id berm.SandboxID, b beginning)
 		return err
 	}
 	saved := berm.BuildID(berm.NewUUID())
-	if err := os.Mkdir(m.savedDir(saved), 0o700); err != nil {
-		return berm.Errorf(berm.Internal, "make the directory of a snapshot: %w", err)
+	if err := m.makeSaved(saved); err != nil {
+		return err
 	}
 	cu := cleanup.Make(func() { m.drop(saved) })
 	defer cu.Clean()

@@ -62,6 +62,9 @@ type Config struct {
 	// SnapshotDir is where snapshots lie, and what is kept of sandboxes that are paused without
 	// memory; "" is nowhere: they are refused.
 	SnapshotDir string
+	// Depot is a directory on another file system where all of that lies from now on, with a
+	// link in SnapshotDir; "" is none.
+	Depot string
 	// CheckpointBytes bounds the checkpoints of one sandbox together; 0 does not.
 	CheckpointBytes int64
 	// HoldLayers keeps the layers of a template for as long as the path alive exists; nil does not.

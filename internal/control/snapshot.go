@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/berm-sandbox/berm"
@@ -89,6 +90,63 @@ func newShelf() *shelf {
 
 func (m *Manager) savedDir(b berm.BuildID) string { return filepath.Join(m.SnapshotDir, string(b)) }
 
+// makeSaved makes the directory of what is saved.
+func (m *Manager) makeSaved(b berm.BuildID) error {
+	dir := m.savedDir(b)
+	failed := func(err error) error {
+		if errors.Is(err, syscall.ENOSPC) {
+			return berm.Errorf(berm.Unavailable, "no room for a snapshot: %w", err).
+				WithHint("delete snapshots, kill sandboxes or make room where the server's data directory is")
+		}
+		return berm.Errorf(berm.Internal, "make the directory of a snapshot: %w", err)
+	}
+	if m.Depot == "" {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			return failed(err)
+		}
+		return nil
+	}
+	target := filepath.Join(m.Depot, string(b))
+	relative, err := filepath.Rel(m.SnapshotDir, target) // so that the data directory may be moved
+	if err != nil {
+		return failed(err)
+	}
+	if err := os.Mkdir(target, 0o700); err != nil {
+		return failed(err)
+	}
+	if err := failpoint.Hit("control.depot"); err != nil {
+		return errors.Join(err, os.Remove(target))
+	}
+	// The link is on disk before anything that it leads to is: without it that is removed.
+	if err = os.Symlink(relative, dir); err == nil {
+		err = syncDir(m.SnapshotDir)
+	}
+	if err != nil {
+		return errors.Join(failed(err), removeSaved(dir))
+	}
+	return nil
+}
+
+// removeSaved removes a directory of what is saved, and first what is behind a link.
+func removeSaved(dir string) error {
+	target, err := os.Readlink(dir)
+	if err != nil { // it is no link
+		return os.RemoveAll(dir)
+	}
+	if err := os.RemoveAll(filepath.Join(filepath.Dir(dir), target)); err != nil {
+		return err
+	}
+	return os.Remove(dir)
+}
+
+func syncDir(path string) error {
+	dir, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	return errors.Join(dir.Sync(), dir.Close())
+}
+
 // newSaved makes a directory for what is saved of a sandbox that was made of t, whose layers
 // are kept for as long as it is there.
 func (m *Manager) newSaved(ctx context.Context, t *berm.Template) (berm.BuildID, error) {
@@ -99,8 +157,8 @@ func (m *Manager) newSaved(ctx context.Context, t *berm.Template) (berm.BuildID,
 		return "", berm.Errorf(berm.Unsupported, "an earlier version made this sandbox: it cannot be saved")
 	}
 	build := berm.BuildID(berm.NewUUID())
-	if err := os.Mkdir(m.savedDir(build), 0o700); err != nil {
-		return "", berm.Errorf(berm.Internal, "make the directory of a snapshot: %w", err)
+	if err := m.makeSaved(build); err != nil {
+		return "", err
 	}
 	if m.HoldLayers != nil {
 		if err := m.HoldLayers(ctx, string(build), m.savedDir(build), *t); err != nil {
@@ -149,7 +207,7 @@ func (m *Manager) removeUnused(b berm.BuildID) {
 // removeSaved removes a directory. The caller holds the lock of the shelf.
 func (m *Manager) removeSaved(b berm.BuildID) {
 	delete(m.shelf.dropped, b)
-	if err := os.RemoveAll(m.savedDir(b)); err != nil {
+	if err := removeSaved(m.savedDir(b)); err != nil {
 		m.Log.Error("files of a snapshot are left until the next start", "build", b, "error", err)
 	}
 }

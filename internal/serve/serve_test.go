@@ -47,7 +47,7 @@ func run(t *testing.T, change ...func(*Config)) *instance {
 	i.config = Config{
 		Listen: "127.0.0.1:0", Data: t.TempDir(), DefaultEgress: EgressPublic, MaxTimeout: time.Hour, Templates: enginetest.Templates{},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Out: i.out,
-		Drivers: func(Watch) ([]berm.Driver, error) { return []berm.Driver{driver{&enginetest.Engine{}}}, nil },
+		Drivers: func(Watch, string) ([]berm.Driver, error) { return []berm.Driver{driver{&enginetest.Engine{}}}, nil },
 	}
 	for _, f := range change {
 		f(&i.config)
@@ -118,7 +118,7 @@ var keyShape = regexp.MustCompile(`e2b_[0-9a-f]{40}`)
 func TestFirstStartPrintsAKeyOnce(t *testing.T) {
 	engine := &enginetest.Engine{}
 	i := run(t, func(c *Config) {
-		c.Drivers = func(Watch) ([]berm.Driver, error) { return []berm.Driver{driver{engine}}, nil }
+		c.Drivers = func(Watch, string) ([]berm.Driver, error) { return []berm.Driver{driver{engine}}, nil }
 	})
 	key := keyShape.FindString(i.out.String())
 	if key == "" {
@@ -212,7 +212,7 @@ func TestLevelThatCannotBeHad(t *testing.T) {
 		var setting SettingError
 		err := Run(t.Context(), Config{
 			Listen: "127.0.0.1:0", Data: t.TempDir(), DefaultEgress: EgressPublic, Log: slog.New(slog.DiscardHandler), Needed: []berm.Level{level},
-			Drivers: func(Watch) ([]berm.Driver, error) {
+			Drivers: func(Watch, string) ([]berm.Driver, error) {
 				return []berm.Driver{driver{&enginetest.Engine{}}, unusable{driver{&enginetest.Engine{}}}}, nil
 			},
 		})
@@ -446,7 +446,7 @@ func TestShutdownLeavesSandboxesAlive(t *testing.T) {
 	engine := &enginetest.Engine{}
 	i := run(t, func(c *Config) {
 		c.BootstrapKey = "e2b_" + strings.Repeat("0", 40)
-		c.Drivers = func(Watch) ([]berm.Driver, error) { return []berm.Driver{driver{engine}}, nil }
+		c.Drivers = func(Watch, string) ([]berm.Driver, error) { return []berm.Driver{driver{engine}}, nil }
 	})
 	if status, body := i.post(i.config.BootstrapKey, "/v2/sandboxes", `{"templateID":"base"}`); status != 201 {
 		t.Fatalf("%d %s", status, body)

@@ -35,8 +35,10 @@ import (
 	"github.com/berm-sandbox/berm/internal/container"
 	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/credential/vault"
+	"github.com/berm-sandbox/berm/internal/depot"
 	"github.com/berm-sandbox/berm/internal/engine/local"
 	"github.com/berm-sandbox/berm/internal/kernel/claim"
+	"github.com/berm-sandbox/berm/internal/kernel/feature"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/store"
@@ -60,6 +62,8 @@ type Config struct {
 	MaxLimits    berm.Limits
 	// Pools are sandboxes that are made in advance.
 	Pools []control.Pool
+	// Depot is how many bytes the file system in a file has, on which disks are cloned; 0 is none.
+	Depot int64
 	// CheckpointBytes bounds the checkpoints of one sandbox together; 0 does not.
 	CheckpointBytes int64
 	// RequireLimits refuses a sandbox of a template whose limits the host cannot enforce.
@@ -113,8 +117,9 @@ type Config struct {
 	Images *template.Store
 	// Registries are those that images are fetched from in a way of their own.
 	Registries *template.Registries
-	// Drivers makes the drivers of this machine, once the data directory is held.
-	Drivers func(Watch) ([]berm.Driver, error)
+	// Drivers makes the drivers of this machine, once the data directory is held. Empty disks lie
+	// in the directory images; "" is in the data directory.
+	Drivers func(watch Watch, images string) ([]berm.Driver, error)
 	// Ready has the layers of a sandbox that is to be made be there; nil when they are.
 	Ready func(ctx context.Context, layers []berm.Layer) error
 	// Hold keeps the layers of a sandbox's template from being removed; nil does not.
@@ -313,9 +318,33 @@ func Run(ctx context.Context, c Config) error {
 		cu.Add(inside.Close)
 		processes, watch = inside, Watch{Host: listen, GVisor: true}
 	}
-	drivers, err := c.Drivers(watch)
+	images, saved := "", ""
+	disks, err := depot.Open(ctx, c.Data, c.Depot)
 	if err != nil {
 		return err
+	}
+	var dismiss []func()
+	if disks != nil {
+		cu.Add(func() {
+			for _, dismiss := range dismiss { // what waits for a sandbox has a disk in it
+				dismiss()
+			}
+			c.closed("depot", disks.Close())
+		})
+	}
+	if c.Depot != 0 {
+		images, saved = disks.Images(), disks.Snapshots()
+	} else if err := feature.Reflink(c.Data).Check(ctx); err != nil && os.Geteuid() == 0 {
+		c.Log.Info("snapshots copy what sandboxes wrote", "reason", err, "hint", "with --depot SIZE they share it")
+	}
+	drivers, err := c.Drivers(watch, images)
+	if err != nil {
+		return err
+	}
+	for _, d := range drivers {
+		if d, ok := d.(interface{ Dismiss() }); ok {
+			dismiss = append(dismiss, d.Dismiss)
+		}
 	}
 	engine, err := local.New(ctx, local.Config{Drivers: drivers, Leases: db, IDs: c.IDs, Claims: c.Claims, Ready: c.Ready, Hold: c.Hold})
 	if err != nil {
@@ -358,7 +387,7 @@ func Run(ctx context.Context, c Config) error {
 	sessions := control.New(control.Config{
 		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: changesTo, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
-		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), HoldLayers: c.HoldLayers,
+		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), Depot: saved, HoldLayers: c.HoldLayers,
 		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools, Boot: boot(),
 	})
 	sessions.Processes = processes

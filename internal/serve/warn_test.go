@@ -16,7 +16,7 @@ func TestWarnsOfWhatTheHostCannotGive(t *testing.T) {
 		i := run(t, func(c *Config) {
 			c.RequireLimits, c.Log = require, slog.New(slog.NewTextHandler(log, nil))
 			e := &enginetest.Engine{Unlimited: map[string]string{"memory": "no controller", "writeBytes": "v1"}, Degraded: []string{"one id"}}
-			c.Drivers = func(Watch) ([]berm.Driver, error) { return []berm.Driver{driver{e}}, nil }
+			c.Drivers = func(Watch, string) ([]berm.Driver, error) { return []berm.Driver{driver{e}}, nil }
 		})
 		i.shutdown()
 		text := log.String()

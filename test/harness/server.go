@@ -124,6 +124,12 @@ func (s *Server) Restart(ctx context.Context) error {
 	}
 }
 
+// RestartWith is Restart with other extra flags.
+func (s *Server) RestartWith(ctx context.Context, args ...string) error {
+	s.args = args
+	return s.Restart(ctx)
+}
+
 // PID is the server's process id.
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 

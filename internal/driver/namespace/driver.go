@@ -45,6 +45,9 @@ type Config struct {
 	// Data is the server's data directory; the driver uses bin, images and sandboxes
 	// below it. It must lie on a file system that can map ids when this process is root.
 	Data string
+	// Images is the directory of empty disks, beside which those of sandboxes are made; "" is
+	// images below Data.
+	Images string
 	// CgroupParent is the group below which sandboxes get theirs, the same path in every
 	// hierarchy; "" is "berm" below the caller's own.
 	CgroupParent string
@@ -80,6 +83,9 @@ func New(config Config) (_ *Driver, err error) {
 	if config.Data, err = filepath.Abs(config.Data); err != nil {
 		return nil, berm.Errorf(berm.Internal, "find the data directory: %w", err)
 	}
+	if config.Images == "" {
+		config.Images = filepath.Join(config.Data, "images")
+	}
 	d := &Driver{config: config, host: newHost()}
 	d.spares.start(config.Spares, d.spare)
 	if d.groups, err = cgroup.New(cgroup.Config{Parent: config.CgroupParent}); err != nil {
@@ -91,8 +97,8 @@ func New(config Config) (_ *Driver, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	_ = d.groups.Try(ctx)
-	for _, dir := range []string{"sandboxes", "images"} {
-		if err := os.MkdirAll(filepath.Join(config.Data, dir), 0o700); err != nil {
+	for _, dir := range []string{filepath.Join(config.Data, "sandboxes"), config.Images} {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, berm.Errorf(berm.Internal, "make the data directory: %w", err)
 		}
 	}
@@ -117,7 +123,7 @@ func New(config Config) (_ *Driver, err error) {
 // sweep removes what an earlier process left in the middle of making an image.
 func (d *Driver) sweep() error {
 	for _, pattern := range []string{"content-*", "*.new"} {
-		left, err := filepath.Glob(filepath.Join(d.config.Data, "images", pattern))
+		left, err := filepath.Glob(filepath.Join(d.config.Images, pattern))
 		if err != nil {
 			return berm.Errorf(berm.Internal, "look for unfinished images: %w", err)
 		}
@@ -133,7 +139,7 @@ func (d *Driver) sweep() error {
 // Close lets go of the helpers and of the monitors that have no sandbox yet. Sandboxes
 // live on.
 func (d *Driver) Close() error {
-	d.spares.close()
+	d.Dismiss()
 	for _, f := range []*os.File{d.init, d.guest} {
 		if f != nil {
 			f.Close()
@@ -141,6 +147,9 @@ func (d *Driver) Close() error {
 	}
 	return d.groups.Close()
 }
+
+// Dismiss ends the monitors that have no sandbox yet, and makes no more of them in advance.
+func (d *Driver) Dismiss() { d.spares.close() }
 
 // unpack writes an embedded executable to its place in the data directory, unless it is
 // there, and returns the path.
@@ -255,13 +264,15 @@ const reserve = 256 << 20
 
 // room refuses when the host's disk is nearly full.
 func (d *Driver) room() error {
-	var disk unix.Statfs_t
-	if err := unix.Statfs(d.config.Data, &disk); err != nil {
-		return berm.Errorf(berm.Internal, "free space of the data directory: %w", err)
-	}
-	if free := disk.Bavail * uint64(disk.Bsize); free < reserve {
-		return berm.Errorf(berm.Unavailable, "only %d MiB are free for the disks of sandboxes, less than %d MiB", free>>20, reserve>>20).
-			WithHint("kill sandboxes or make room where the server's data directory is")
+	for _, dir := range []string{d.config.Data, d.config.Images} { // a file system in the other may be sparse too
+		var disk unix.Statfs_t
+		if err := unix.Statfs(dir, &disk); err != nil {
+			return berm.Errorf(berm.Internal, "free space of the data directory: %w", err)
+		}
+		if free := disk.Bavail * uint64(disk.Bsize); free < reserve {
+			return berm.Errorf(berm.Unavailable, "only %d MiB are free for the disks of sandboxes in %s, less than %d MiB", free>>20, dir, reserve>>20).
+				WithHint("kill sandboxes, delete snapshots, or make room where the server's data directory is")
+		}
 	}
 	return nil
 }
@@ -487,7 +498,7 @@ func (d *Driver) Program(name string) (string, error) { return unpack(d.config.D
 // image returns the path of a formatted file system of a size, of which every sandbox
 // gets a sparse copy. It is made once.
 func (d *Driver) image(size int64) (string, error) {
-	path := filepath.Join(d.config.Data, "images", fmt.Sprintf("ext4-r-%d", size))
+	path := filepath.Join(d.config.Images, fmt.Sprintf("ext4-r-%d", size))
 	d.images.Lock()
 	defer d.images.Unlock()
 	if _, err := os.Stat(path); err == nil {

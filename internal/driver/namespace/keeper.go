@@ -38,7 +38,7 @@ func (d *Driver) spawn(ctx context.Context) (*keeper, error) {
 	}
 	cmd := exec.Command(d.monitor)
 	cmd.Args = []string{"berm-monitor"}
-	cmd.Dir, cmd.Env = filepath.Join(d.config.Data, "images"), environment()
+	cmd.Dir, cmd.Env = filepath.Join(d.config.Data, "sandboxes"), environment()
 	cmd.Stdin = theirs
 	cmd.ExtraFiles = []*os.File{d.init, d.guest}
 	cmd.SysProcAttr = session

@@ -1,6 +1,7 @@
 package namespace
 
 import (
+	"cmp"
 	"context"
 	"os"
 	"os/exec"
@@ -26,7 +27,7 @@ func Probe(ctx context.Context, config Config) berm.Probe {
 	optional := []*feature.Test{feature.Landlock, feature.ExecListener, feature.Link}
 	if os.Geteuid() == 0 {
 		required = append(required, feature.IDMappedMounts(config.Data))
-		optional = append(optional, feature.MemfdExec, feature.LoopDevices)
+		optional = append(optional, feature.MemfdExec, feature.LoopDevices, feature.Reflink(cmp.Or(config.Images, config.Data)))
 	} else {
 		required = append(required, feature.UnprivilegedUserNamespaces, feature.MemfdExec)
 		optional = append(optional, feature.SubordinateIDs, feature.TmpfsAttributes)

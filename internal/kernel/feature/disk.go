@@ -40,7 +40,7 @@ var LoopDevices = &Test{
 func Reflink(dir string) *Test {
 	return &Test{
 		Name: "copies without copying (reflink)", MinVersion: "4.5",
-		Fix: "keep the data on btrfs, or on xfs made with reflink",
+		Fix: "berm serve --depot SIZE, or keep the data on btrfs, or on xfs made with reflink",
 		try: func(context.Context) (string, error) {
 			var files [2]*os.File
 			for i := range files {

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -60,4 +62,42 @@ func Loop(backing *os.File, readOnly, directIO bool) (*os.File, error) {
 		}
 	}
 	return nil, berm.Errorf(berm.Exhausted, "no loop device is free")
+}
+
+// Attached opens the loop device that a file is attached to, under the name that it has; nil is
+// none. What is attached under another name is not found.
+// Kinds: Denied, NotFound (the device is not in /dev), Internal.
+func Attached(backing *os.File) (*os.File, error) {
+	var want unix.Stat_t
+	if err := unix.Fstat(int(backing.Fd()), &want); err != nil {
+		return nil, failed(err, "look at %s", backing.Name())
+	}
+	names, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	if err != nil {
+		return nil, failed(err, "look for loop devices")
+	}
+	for _, name := range names {
+		// It shows as a path in whatever mount namespace it was attached; of another root the end is right.
+		path, err := os.ReadFile(name)
+		if err != nil || filepath.Base(strings.TrimSuffix(string(path), "\n")) != filepath.Base(backing.Name()) {
+			continue
+		}
+		device := "/dev/" + strings.Split(name, "/")[3]
+		f, err := os.OpenFile(device, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		if errors.Is(err, unix.ENXIO) {
+			continue // it is let go this moment
+		}
+		if err != nil {
+			return nil, failed(err, "open %s", device)
+		}
+		info, err := unix.IoctlLoopGetStatus64(int(f.Fd()))
+		if err == nil && info.Device == want.Dev && info.Inode == want.Ino {
+			return f, nil
+		}
+		_ = f.Close()
+		if err != nil && !errors.Is(err, unix.ENXIO) {
+			return nil, failed(err, "look at %s", device)
+		}
+	}
+	return nil, nil
 }

@@ -10,6 +10,8 @@ package mount
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -76,6 +78,39 @@ func New(fstype, source string, attr uint64, options ...Option) (int, error) {
 		return -1, failed(err, "mount file system %s%s", fstype, messages(context))
 	}
 	return fd, nil
+}
+
+// Known says whether the kernel has a file system, or a module with it.
+func Known(fstype string) bool {
+	context, err := unix.Fsopen(fstype, unix.FSOPEN_CLOEXEC)
+	if err == nil {
+		_ = unix.Close(context)
+	}
+	return err == nil
+}
+
+// Source is what the mount table says was mounted on path, "" when nothing was: it is no mount point.
+func Source(path string) (string, error) {
+	var st unix.Statx_t
+	if err := unix.Statx(unix.AT_FDCWD, path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_MNT_ID, &st); err != nil {
+		return "", failed(err, "look at %s", path)
+	}
+	if st.Attributes&unix.STATX_ATTR_MOUNT_ROOT == 0 {
+		return "", nil
+	}
+	table, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return "", failed(err, "read the mount table")
+	}
+	// proc(5): ID PARENT DEVICE ROOT POINT OPTIONS [FIELDS...] - TYPE SOURCE SUPEROPTIONS
+	for line := range strings.SplitSeq(string(table), "\n") {
+		id, _, _ := strings.Cut(line, " ")
+		_, end, _ := strings.Cut(line, " - ")
+		if fields := strings.Fields(end); id == strconv.FormatUint(st.Mnt_id, 10) && len(fields) > 1 {
+			return fields[1], nil
+		}
+	}
+	return "", berm.Errorf(berm.Internal, "the mount on %s is not in the mount table", path)
 }
 
 // messages reads what the file system has to say about a failure.

@@ -5,19 +5,20 @@ import (
 	"errors"
 	"io"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
 
-// copyImage makes a nameless copy of a file system image in the current directory:
-// when the last descriptor goes, so do its bytes.
+// copyImage makes a nameless copy of a file system image beside it, where the two can share their
+// bytes: when the last descriptor goes, so do its own.
 func copyImage(image string) (*os.File, error) {
 	from, err := os.Open(image)
 	if err != nil {
 		return nil, err
 	}
 	defer from.Close()
-	to, err := nameless()
+	to, err := nameless(filepath.Dir(image))
 	if err != nil {
 		return nil, err
 	}
@@ -32,14 +33,14 @@ func copyImage(image string) (*os.File, error) {
 // the file system knows no such files.
 const Unnamed = "upper-*.new"
 
-// nameless opens a new file without a name.
-func nameless() (*os.File, error) {
-	fd, err := unix.Open(".", unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
+// nameless opens a new file without a name in a directory.
+func nameless(dir string) (*os.File, error) {
+	fd, err := unix.Open(dir, unix.O_TMPFILE|unix.O_RDWR|unix.O_CLOEXEC, 0o600)
 	if err == nil {
 		return os.NewFile(uintptr(fd), "upper"), nil
 	}
 	// Not every file system has O_TMPFILE.
-	f, err := os.CreateTemp(".", Unnamed)
+	f, err := os.CreateTemp(dir, Unnamed)
 	if err != nil {
 		return nil, err
 	}
