@@ -113,6 +113,10 @@ const setUp = capability.Inside | 1<<unix.CAP_SYS_ADMIN | 1<<unix.CAP_SETPCAP
 // wall is what init, runsc and the monitor are told, and the policy that it amounts to.
 func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order, error) {
 	order := launch.Order{Limits: spec.Limits, Watch: d.config.Watch}
+	mapped := d.IDs(spec)
+	if mapped.Kind != launch.Leased && spec.Memory {
+		return order, berm.Errorf(berm.Unsupported, "the sandboxes of an ordinary user do not go on from memory").WithHint("run berm serve as root, or begin with the files alone")
+	}
 	made := d.manifest(f, spec)
 	var from manifest
 	if spec.Memory {
@@ -126,13 +130,17 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 	for _, layer := range spec.Layers {
 		order.Trees = append(order.Trees, launch.Tree{Path: layer.Path})
 	}
-	order.Trees = append(order.Trees, launch.Tree{Upper: true})
+	if upper != (launch.Upper{}) { // else it is made of memory
+		order.Trees = append(order.Trees, launch.Tree{Upper: true})
+	}
 
 	var steps []plan.Step
 	if spec.Limits.PIDs > 0 {
 		// gVisor's kernel fails badly when the host's refuses it a thread. So it counts
 		// processes itself, and the host's limit is above all that it could need for them.
-		order.Limits.PIDs = threads(spec.Limits.PIDs)
+		if order.Limits.PIDs = threads(spec.Limits.PIDs); d.Missing()["pids"] != "" {
+			order.Limits.PIDs = 0 // the host's limit only keeps what carries the sandbox from doing worse
+		}
 		group := counter + "/s"
 		steps = append(steps,
 			plan.Step{Op: plan.Mkdir, Target: counter, Flags: 0o700},
@@ -151,7 +159,10 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 		plan.Step{Op: plan.Capabilities, Flags: uint64(capability.Inside)})
 	order.Plan = plan.Encode(steps)
 
-	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: spec.IDs.Base, Size: spec.IDs.Count}}
+	ids := []specs.LinuxIDMapping{{ContainerID: 0, HostID: uint32(mapped.Root()), Size: berm.IDsPerSandbox}}
+	if mapped.Kind != launch.Leased {
+		ids[0].HostID = 0 // runsc is in a user namespace with these alone
+	}
 	rights := setUp.Names()
 	set := specs.Spec{
 		Version:  specs.Version,
@@ -204,7 +215,7 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 	if spec.Setuid {
 		order.GVisor.Flags = append(order.GVisor.Flags, "--allow-suid")
 	}
-	order.Policy, err = json.Marshal(policy(f, spec, set, upper, d.Layout()))
+	order.Policy, err = json.Marshal(policy(f, spec, set, upper, mapped, d.Layout(), d.Degraded()))
 	if err != nil {
 		return order, berm.Errorf(berm.Internal, "policy: %w", err)
 	}
@@ -217,15 +228,18 @@ func (d *Driver) wall(f found, spec berm.Spec, upper launch.Upper) (launch.Order
 func threads(inside int64) int64 { return 512 + inside*int64(runtime.NumCPU()+4) }
 
 // policy shows what a sandbox is held to.
-func policy(f found, spec berm.Spec, set specs.Spec, upper launch.Upper, layout string) berm.Policy {
+func policy(f found, spec berm.Spec, set specs.Spec, upper launch.Upper, ids launch.IDs, layout string, degraded []string) berm.Policy {
 	writes := "on the host's disk, not limited"
-	if upper.Image != "" {
+	switch {
+	case upper.Image != "":
 		writes = fmt.Sprintf("at most %d MiB on disk", spec.Limits.Disk>>20)
+	case upper == launch.Upper{}:
+		writes = fmt.Sprintf("at most %d MiB in memory", spec.Limits.Disk>>20)
 	}
 	p := berm.Policy{
 		Level:        berm.GVisor,
-		IDBase:       int(spec.IDs.Base),
-		IDMap:        fmt.Sprintf("0-%d inside are %d-%d on the host", spec.IDs.Count-1, spec.IDs.Base, spec.IDs.Base+spec.IDs.Count-1),
+		IDBase:       ids.Root(),
+		IDMap:        ids.String(),
 		Capabilities: capability.Inside.Names(),
 		Seccomp: berm.Seccomp{
 			Profile: "gVisor's", Default: "the kernel inside answers all system calls; gVisor " + Version + " on " + f.platform,
@@ -238,7 +252,7 @@ func policy(f found, spec berm.Spec, set specs.Spec, upper launch.Upper, layout 
 		Cgroup:     layout,
 		Limits:     spec.Limits,
 		Network:    "none but loopback",
-		Degraded:   slices.Clone(spec.Degraded),
+		Degraded:   slices.Concat(degraded, spec.Degraded),
 	}
 	if spec.Link {
 		p.Network = "what the policy of the network service lets through"

@@ -27,6 +27,9 @@ func ownIDs() berm.IDRange {
 // runsc is what `make runsc` built. The tests need it; so does what runs all of them.
 func runsc(t testing.TB) string {
 	t.Helper()
+	if dir := os.Getenv(drivertest.DirVariable); dir != "" {
+		return filepath.Join(dir, Program)
+	}
 	path, err := filepath.Abs("../../../bin/" + Program)
 	if err != nil {
 		t.Fatal(err)
@@ -37,19 +40,20 @@ func runsc(t testing.TB) string {
 		}
 		t.Skip("bin/runsc is missing: run `make runsc`")
 	}
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
 	return path
 }
 
 func harness(t *testing.T, root, runsc string) drivertest.Harness {
+	user := os.Geteuid() != 0
 	data, err := os.MkdirTemp("", "berm-gvisor-")
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(data) })
-	config := namespace.Config{Data: data, CgroupParent: "/berm-test-" + filepath.Base(data)}
+	config := namespace.Config{Data: data}
+	if !user {
+		config.CgroupParent = "/berm-test-" + filepath.Base(data)
+	}
 	open := func(t *testing.T) berm.Driver {
 		host, err := namespace.New(config)
 		if err != nil {
@@ -63,16 +67,14 @@ func harness(t *testing.T, root, runsc string) drivertest.Harness {
 		d.probed = probed(d)
 		return d
 	}
-	return drivertest.Harness{
+	h := drivertest.Harness{
 		Driver: open(t),
 		Reopen: open,
 		Missing: map[drivertest.Feature]string{
 			drivertest.Kernel:      "programs inside call gVisor's kernel",
 			drivertest.SurvivesOOM: "the host may end the kernel inside, and with it the sandbox",
 		},
-		Scope: leak.Scope{
-			Dirs: []string{filepath.Join(data, "sandboxes")}, IDs: ownIDs(), Cgroups: []string{filepath.Base(config.CgroupParent)},
-		},
+		Scope:   leak.Scope{Dirs: []string{filepath.Join(data, "sandboxes")}},
 		Monitor: drivertest.Monitor,
 		Init: func(t *testing.T, id berm.SandboxID) int {
 			// Any thread may have started it.
@@ -84,7 +86,8 @@ func harness(t *testing.T, root, runsc string) drivertest.Harness {
 			for _, list := range lists {
 				children, _ := os.ReadFile(list)
 				for field := range strings.FieldsSeq(string(children)) {
-					if name, _ := os.ReadFile("/proc/" + field + "/cmdline"); strings.HasPrefix(string(name), "runsc\x00") {
+					// Of an ordinary user it is init, which carries runsc.
+					if name, _ := os.ReadFile("/proc/" + field + "/cmdline"); user || strings.HasPrefix(string(name), "runsc\x00") {
 						pid, err := strconv.Atoi(field)
 						if err != nil {
 							t.Fatal(err)
@@ -96,15 +99,32 @@ func harness(t *testing.T, root, runsc string) drivertest.Harness {
 			t.Fatalf("monitor %d has not started runsc", pid)
 			return 0
 		},
-		Spec: func() berm.Spec {
-			return berm.Spec{
-				ID: berm.NewSandboxID(), Level: berm.GVisor, Hostname: "box",
-				Limits: berm.Limits{Memory: 512 << 20, CPU: 2, PIDs: 256, Disk: 256 << 20},
-				Layers: []berm.Layer{{DiffID: "sha256:test", Path: root}},
-				IDs:    berm.IDRange{Base: ownIDs().Base + leases.Add(1)%8*berm.IDsPerSandbox, Count: berm.IDsPerSandbox},
-			}
-		},
 	}
+	limits := berm.Limits{Memory: 512 << 20, CPU: 2, PIDs: 256, Disk: 256 << 20}
+	if user {
+		h.Missing[drivertest.Snapshot] = "the disks of an ordinary user's sandboxes are no file systems of their own"
+		h.Missing[drivertest.Writable] = "what an ordinary user's sandbox writes within a limit is in memory that only it sees"
+		missing := h.Driver.(*Driver).Missing()
+		if why := missing["memory"]; why != "" {
+			h.Missing[drivertest.MemoryLimit], limits.Memory = why, 0
+		}
+		if why := missing["cpu"]; why != "" {
+			h.Missing[drivertest.CPULimit], limits.CPU = why, 0
+		}
+	} else {
+		h.Scope.IDs, h.Scope.Cgroups = ownIDs(), []string{filepath.Base(config.CgroupParent)}
+	}
+	h.Spec = func() berm.Spec {
+		spec := berm.Spec{
+			ID: berm.NewSandboxID(), Level: berm.GVisor, Hostname: "box", Limits: limits,
+			Layers: []berm.Layer{{DiffID: "sha256:test", Path: root}},
+		}
+		if !user {
+			spec.IDs = berm.IDRange{Base: ownIDs().Base + leases.Add(1)%8*berm.IDsPerSandbox, Count: berm.IDsPerSandbox}
+		}
+		return spec
+	}
+	return h
 }
 
 var first atomic.Pointer[func() found]
@@ -118,8 +138,21 @@ func probed(d *Driver) func() found {
 // TestDriver runs the conformance suite.
 func TestDriver(t *testing.T) {
 	path := runsc(t)
-	root := drivertest.Root(t, t.TempDir(), 0)
+	root := os.Getenv(drivertest.RootVariable)
+	if root == "" {
+		root = drivertest.Root(t, t.TempDir(), 0)
+	}
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness { return harness(t, root, path) })
+}
+
+// TestOrdinaryUser runs it again as a user without any rights but subordinate ids.
+func TestOrdinaryUser(t *testing.T) {
+	path := runsc(t)
+	if os.Geteuid() != 0 || os.Getenv("BERM_TEST_ALL") == "" {
+		t.Skip("slow: root's BERM_TEST_ALL=1 runs it")
+	}
+	drivertest.GrantIDs(t)
+	drivertest.AsUser(t, drivertest.SubordinateIDs, "^TestDriver$", path)
 }
 
 // TestVersion: what is built is what is asked for.

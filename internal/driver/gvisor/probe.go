@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/driver/namespace"
 )
 
 // Version is that of gvisor.dev/gvisor in go.mod, which `make runsc` builds. Another one is
@@ -69,9 +71,11 @@ func Probe(ctx context.Context, host berm.Probe, config Config) berm.Probe {
 
 // probe adds what was found to what the namespace level found, whose parts this one has.
 func probe(host berm.Probe, f found) berm.Probe {
+	limits := maps.Clone(host.Unlimited)
+	delete(limits, "pids") // gVisor counts them itself
 	// It starts many times slower, and what runs inside is not recorded: nobody gets that who
 	// did not ask for it.
-	p := berm.Probe{Level: berm.GVisor, Usable: host.Usable && f.err == nil, ByName: true, Features: f.features, Unlimited: host.Unlimited, Degraded: host.Degraded, Memory: true, Unsaved: host.Unsaved}
+	p := berm.Probe{Level: berm.GVisor, Usable: host.Usable && f.err == nil, ByName: true, Features: f.features, Unlimited: limits, Degraded: host.Degraded, Memory: true, Unsaved: host.Unsaved}
 	p.Features = append(p.Features, berm.Feature{
 		Name: "namespace level", Found: host.Usable, Required: true,
 		Detail: "its monitor, disk and control group", Fix: "see what is missing there",
@@ -94,11 +98,11 @@ func look(ctx context.Context, config Config) (f found) {
 		}
 		f.features = append(f.features, feature)
 	}
-	if os.Geteuid() != 0 {
-		add("root", true, "", errors.New("the layers of a sandbox are mounted for gVisor with rights that an ordinary user lacks"), "run berm serve as root, or use level namespace")
+	err := namespace.AllIDs()
+	add("user ids", true, "", err, "give the user 65536 ids in /etc/subuid and /etc/subgid, and install newuidmap (package uidmap)")
+	if err != nil {
 		return f
 	}
-	var err error
 	f.runsc, err = find(config.Runsc)
 	add(Program, true, f.runsc, err, "make runsc builds it; put it beside berm")
 	if err != nil {
@@ -167,6 +171,9 @@ func try(ctx context.Context, runsc, platform string) error {
 	}
 	defer os.RemoveAll(state)
 	args := append([]string{"--root=" + state}, found{platform: platform}.flags(false)...)
+	if os.Geteuid() != 0 {
+		args = append(args, "--rootless")
+	}
 	cmd := exec.CommandContext(ctx, runsc, slices.Concat(args, []string{"do", "--quiet", runsc, "--version"})...)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()

@@ -154,6 +154,8 @@ func (d *Driver) Dismiss() { d.spares.close() }
 // unpack writes an embedded executable to its place in the data directory, unless it is
 // there, and returns the path.
 func unpack(data, name string) (string, error) {
+	// The ids of a sandbox are not this user's, who alone gets to the directory.
+	const unpacked = 0o555
 	content, err := embedded.Binary(name)
 	if err != nil {
 		return "", err
@@ -161,14 +163,17 @@ func unpack(data, name string) (string, error) {
 	sum := sha256.Sum256(content)
 	dir := filepath.Join(data, "bin", hex.EncodeToString(sum[:]))
 	path := filepath.Join(dir, name)
-	if _, err := os.Stat(path); err == nil {
+	if info, err := os.Stat(path); err == nil && info.Mode().Perm() == unpacked {
 		return path, nil
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", berm.Errorf(berm.Internal, "unpack %s: %w", name, err)
 	}
 	temporary := path + "." + strconv.Itoa(os.Getpid())
-	err = os.WriteFile(temporary, content, 0o500)
+	err = os.WriteFile(temporary, content, unpacked)
+	if err == nil {
+		err = os.Chmod(temporary, unpacked) // whatever the umask is
+	}
 	if err == nil {
 		err = os.Rename(temporary, path)
 	}
@@ -295,9 +300,6 @@ func (d *Driver) check(spec berm.Spec) error {
 		return invalid("a disk of %d bytes is smaller than %d", l.Disk, leastDisk)
 	case spec.OnDeadline != "" && spec.OnDeadline != berm.KillAtDeadline && spec.OnDeadline != berm.PauseAtDeadline:
 		return invalid("unknown action at the deadline: %q", spec.OnDeadline)
-	case spec.OnDeadline == berm.PauseAtDeadline && d.groups.Missing()["freezer"] != "":
-		return berm.Errorf(berm.Unsupported, "no pause at the deadline: no freezer: %s", d.groups.Missing()["freezer"]).
-			WithHint("berm doctor --fix-hints, on that host, says how to get one")
 	case !spec.Deadline.IsZero() && !spec.Deadline.After(time.Now()):
 		return invalid("the deadline has passed")
 	case d.host.kind == launch.Leased && (spec.IDs.Count != berm.IDsPerSandbox || spec.IDs.Base < berm.IDsPerSandbox || spec.IDs.Base > 1<<32-1-berm.IDsPerSandbox):
@@ -474,6 +476,10 @@ func (d *Driver) wall(spec berm.Spec, upper launch.Upper) (launch.Order, error) 
 		return launch.Order{}, berm.Errorf(berm.Unsupported, "processes cannot go on from memory that was saved at this level").
 			WithHint("begin with the files alone")
 	}
+	if why := d.Missing()["freezer"]; why != "" && spec.OnDeadline == berm.PauseAtDeadline {
+		return launch.Order{}, berm.Errorf(berm.Unsupported, "no pause at the deadline: no freezer: %s", why).
+			WithHint("berm doctor --fix-hints, on that host, says how to get one")
+	}
 	set, err := wall.Plan(wall.Config{
 		IDs: d.host.ids(spec), Limits: spec.Limits, Profile: spec.Profile, Hostname: spec.Hostname, Setuid: spec.Setuid,
 		Capabilities: capability.Inside,
@@ -491,6 +497,15 @@ func (d *Driver) wall(spec berm.Spec, upper launch.Upper) (launch.Order, error) 
 
 // Layout is how control groups are laid out here, for a policy.
 func (d *Driver) Layout() string { return d.groups.String() }
+
+// IDs is the map of a sandbox's ids.
+func (d *Driver) IDs(spec berm.Spec) launch.IDs { return d.host.ids(spec) }
+
+// Missing are the controllers of control groups that this host lacks, and why.
+func (d *Driver) Missing() map[string]string { return d.groups.Missing() }
+
+// Degraded is what sandboxes of this host lack, for a policy.
+func (d *Driver) Degraded() []string { return d.host.degraded }
 
 // Program unpacks an embedded executable and returns its path.
 func (d *Driver) Program(name string) (string, error) { return unpack(d.config.Data, name) }

@@ -4,13 +4,10 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -23,18 +20,8 @@ import (
 	"github.com/berm-sandbox/berm/internal/leak"
 )
 
-// ordinaryUser is an id that no account of a host has. The tests run again as it.
-const ordinaryUser = 1_987_654
-
-// subordinateIDs are those that one of these runs may map.
-const subordinateIDs = 0x50000000
-
-// What such a run works with.
-const (
-	dirVariable  = "BERM_TEST_DIR"  // a directory of its own
-	rootVariable = "BERM_TEST_ROOT" // a template, owned as it is to be
-	dataVariable = "BERM_TEST_DATA" // the data directory of another process
-)
+// dataVariable is, in the environment of a test's other process, the data directory of the test's.
+const dataVariable = "BERM_TEST_DATA"
 
 var leases atomic.Uint32
 
@@ -65,7 +52,7 @@ func dataDir(t testing.TB) string {
 	if data := os.Getenv(dataVariable); data != "" {
 		return data
 	}
-	base := os.Getenv(dirVariable)
+	base := os.Getenv(drivertest.DirVariable)
 	dir, err := os.MkdirTemp(base, "berm-driver-")
 	if err != nil {
 		t.Fatal(err)
@@ -150,7 +137,7 @@ func harness(t *testing.T, root string) drivertest.Harness {
 }
 
 func testRoot(t *testing.T) string {
-	if root := os.Getenv(rootVariable); root != "" {
+	if root := os.Getenv(drivertest.RootVariable); root != "" {
 		return root
 	}
 	return drivertest.Root(t, t.TempDir(), os.Geteuid())
@@ -158,7 +145,7 @@ func testRoot(t *testing.T) string {
 
 // TestDriver runs the suite as whoever runs the tests.
 func TestDriver(t *testing.T) {
-	root := os.Getenv(rootVariable)
+	root := os.Getenv(drivertest.RootVariable)
 	if root == "" {
 		root = drivertest.Root(t, t.TempDir(), os.Geteuid())
 	}
@@ -174,72 +161,12 @@ func TestOrdinaryUser(t *testing.T) {
 	if os.Getenv("BERM_TEST_ALL") == "" {
 		t.Skip("slow: BERM_TEST_ALL=1 runs it")
 	}
-	t.Run("SingleID", func(t *testing.T) { runAsUser(t, ordinaryUser) })
+	const tests = "^(TestDriver|TestSpares.*)$"
+	t.Run("SingleID", func(t *testing.T) { drivertest.AsUser(t, drivertest.OrdinaryUser, tests) })
 	t.Run("SubordinateIDs", func(t *testing.T) {
-		if _, err := exec.LookPath("newuidmap"); err != nil {
-			t.Skip("newuidmap is not installed (package uidmap)")
-		}
-		// The tables of the system are covered for this thread and its children alone. It
-		// is never unlocked, so it ends with the test.
-		runtime.LockOSThread()
-		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-			t.Fatal(err)
-		}
-		if err := unix.Mount("none", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			t.Fatal(err)
-		}
-		passwd, err := os.ReadFile("/etc/passwd")
-		if err != nil {
-			t.Fatal(err)
-		}
-		grant := fmt.Sprintf("berm-test:%d:%d\n", subordinateIDs, berm.IDsPerSandbox)
-		for path, content := range map[string]string{
-			"/etc/passwd": fmt.Sprintf("%sberm-test:x:%d:%d::/:/bin/sh\n", passwd, ordinaryUser, ordinaryUser),
-			"/etc/subuid": grant, "/etc/subgid": grant,
-		} {
-			file := filepath.Join(t.TempDir(), "table")
-			if err := os.WriteFile(file, []byte(content), 0o644); err != nil {
-				t.Fatal(err)
-			}
-			if err := unix.Mount(file, path, "", unix.MS_BIND, ""); err != nil {
-				t.Fatal(err)
-			}
-		}
-		runAsUser(t, subordinateIDs)
+		drivertest.GrantIDs(t)
+		drivertest.AsUser(t, drivertest.SubordinateIDs, tests)
 	})
-}
-
-// runAsUser runs TestDriver as an ordinary user, with a template that belongs to owner.
-func runAsUser(t *testing.T, owner int) {
-	dir, err := os.MkdirTemp("", "berm-user-")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	root := drivertest.Root(t, dir, owner)
-	if err := os.Chown(dir, ordinaryUser, ordinaryUser); err != nil {
-		t.Fatal(err)
-	}
-	// The test program lies where only root may look: it is executed by descriptor.
-	self, err := os.Open("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer self.Close()
-	args := []string{"-test.run=^(TestDriver|TestSpares.*)$", "-test.timeout=15m"}
-	if testing.Verbose() {
-		args = append(args, "-test.v")
-	}
-	cmd := exec.Command("/proc/self/fd/3", args...)
-	cmd.ExtraFiles = []*os.File{self}
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), dirVariable+"="+dir, rootVariable+"="+root, "TMPDIR="+dir, "HOME="+dir)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: ordinaryUser, Gid: ordinaryUser}}
-	out, err := cmd.CombinedOutput()
-	t.Logf("as user %d:\n%s", ordinaryUser, out)
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 func TestProbe(t *testing.T) {

@@ -119,7 +119,7 @@ func TestServerDies(t *testing.T) {
 			// The creator works in the same data directory.
 			creator := exec.Command(self, "-test.run=^TestServerDies$")
 			creator.Env = append(os.Environ(), "BERM_FAILPOINTS="+point+"=crash", creatorVariable+"="+d.monitor,
-				rootVariable+"="+testRoot(t), dataVariable+"="+d.config.Data)
+				drivertest.RootVariable+"="+testRoot(t), dataVariable+"="+d.config.Data)
 			out, err := creator.CombinedOutput()
 			if err == nil || !strings.Contains(err.Error(), "killed") {
 				t.Fatalf("%v: %s", err, out)

@@ -54,6 +54,14 @@ func newHost() host {
 	}}
 }
 
+// AllIDs is why a sandbox has not all ids here, but one; nil if it has.
+func AllIDs() error {
+	if h := newHost(); h.kind == launch.Single {
+		return berm.Errorf(berm.Unsupported, "%s", h.degraded[0])
+	}
+	return nil
+}
+
 // ids is the map of a sandbox.
 func (h host) ids(spec berm.Spec) launch.IDs {
 	if h.kind != launch.Leased {

@@ -192,7 +192,7 @@ func TestSparesEndWithServer(t *testing.T) {
 	h, d := sparing(t, 0)
 	// An ordinary user's run may not execute this program by its name.
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestSparesEndWithServer$")
-	cmd.Env = append(os.Environ(), server+"=1", dataVariable+"="+d.config.Data, rootVariable+"="+h.Spec().Layers[0].Path)
+	cmd.Env = append(os.Environ(), server+"=1", dataVariable+"="+d.config.Data, drivertest.RootVariable+"="+h.Spec().Layers[0].Path)
 	if out, err := cmd.CombinedOutput(); err == nil || !strings.Contains(err.Error(), "killed") {
 		t.Fatalf("%v: %s", err, out)
 	}

@@ -31,11 +31,7 @@ func Command(argv, env []string) {
 		case plan.Trees:
 			trees = cloneTrees(message[1:])
 		case plan.SetUp:
-			for i := range trees {
-				unix.CloseOnExec(firstTree + i)
-				fds = append(fds, firstTree+i)
-			}
-			setUp(message[1:], fds)
+			setUp(message[1:], append(fds, attached(trees)...))
 			run(argv, env)
 		default:
 			fail("message", strconv.Itoa(int(message[0])), unix.EINVAL)

@@ -52,11 +52,13 @@ func Main() {
 				}
 			}
 			unix.Exit(0)
-		case plan.SetUp:
-			for i := range trees {
-				unix.CloseOnExec(firstTree + i)
-				fds = append(fds, firstTree+i)
+		case plan.Kernel:
+			if len(fds) != 2 {
+				fail("kernel", "", unix.EINVAL)
 			}
+			carry(message[1:], fds, attached(trees))
+		case plan.SetUp:
+			fds = append(fds, attached(trees)...)
 			if ownKernel && len(fds) == 1 {
 				fds = adopt(agent, listen, fds[0])
 			}
@@ -69,6 +71,15 @@ func Main() {
 			fail("message", strconv.Itoa(int(message[0])), unix.EINVAL)
 		}
 	}
+}
+
+// attached are the descriptors of the trees that cloneTrees made.
+func attached(trees int) (fds []int) {
+	for i := range trees {
+		unix.CloseOnExec(firstTree + i)
+		fds = append(fds, firstTree+i)
+	}
+	return fds
 }
 
 // setName names this process: executed by descriptor, it would be listed under the

@@ -59,7 +59,10 @@ func do(s plan.Step, trees []int) error {
 	case plan.Loopback:
 		return link.Loopback()
 	case plan.Link:
-		return makeLink()
+		if s.Flags != 0 {
+			return makeLink(link.Ethernet)
+		}
+		return makeLink(link.Default)
 	case plan.Rlimit:
 		return rlimit(s)
 	case plan.Landlock:
@@ -277,14 +280,18 @@ func enter(path string, streams bool) error {
 }
 
 // makeLink makes the only way out and gives its other end away.
-func makeLink() error {
-	fd, err := link.Make(link.Default)
+func makeLink(c link.Config) error {
+	fd, err := link.Make(c)
 	if err != nil {
 		return err
 	}
-	err = unix.Sendmsg(plan.Control, []byte{plan.LinkMade}, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
-	_ = unix.Close(fd)
-	return err
+	return give(plan.LinkMade, fd)
+}
+
+// give sends the monitor a descriptor, which is closed here.
+func give(kind byte, fd int) error {
+	defer func() { _ = unix.Close(fd) }()
+	return unix.Sendmsg(control, []byte{kind}, unix.UnixRights(fd), nil, unix.MSG_NOSIGNAL)
 }
 
 // rlimit sets a limit. Where the hard limit in force is lower and may not be
@@ -336,9 +343,7 @@ func watch(program string, flags uint64) error {
 		tell(plan.Watched, errno.Error())
 		return nil
 	}
-	err := unix.Sendmsg(plan.Control, []byte{plan.Watched}, unix.UnixRights(int(fd)), nil, unix.MSG_NOSIGNAL)
-	_ = unix.Close(int(fd)) // with it, somebody inside could answer
-	return err
+	return give(plan.Watched, int(fd)) // with one that stays, somebody inside could answer
 }
 
 // landlock restricts this thread, and with it the agent. It is the same rule set that

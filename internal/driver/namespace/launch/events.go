@@ -3,7 +3,6 @@ package launch
 import (
 	"encoding/json"
 	"net"
-	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -38,21 +37,13 @@ func eventsConfig() ([]byte, error) {
 // handshakeTime bounds gVisor's first message on the socket of events.
 const handshakeTime = 10 * time.Second
 
-// takeEvents lets gVisor connect, which it does before it starts. It is called with the stage as
-// the working directory.
-func (s *Sandbox) takeEvents() error {
-	config, err := eventsConfig()
-	if err == nil {
-		err = os.WriteFile(stageEventsConfig, config, 0o600)
-	}
-	if err != nil {
-		return fault("tell gVisor what to tell", err)
-	}
-	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: stageEvents, Net: "unixpacket"})
+// takeEvents lets gVisor connect to a socket, which it does before it starts.
+func (s *Sandbox) takeEvents(name string) error {
+	listener, err := net.ListenUnix("unixpacket", &net.UnixAddr{Name: name, Net: "unixpacket"})
 	if err != nil {
 		return fault("listen for gVisor's events", err)
 	}
-	listener.SetUnlinkOnClose(false) // its name is of this thread's working directory
+	listener.SetUnlinkOnClose(false) // its name may be of this thread's working directory
 	s.events = make(chan *net.UnixConn, 1)
 	go func() {
 		defer close(s.events)

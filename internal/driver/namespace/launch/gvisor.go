@@ -62,6 +62,13 @@ const (
 // Programs is where StagePrograms is to be shown inside.
 const Programs = "/dev/berm"
 
+// stageDirs are the directories of a stage.
+var stageDirs = []string{"bin", stageBundle, "dev", "etc", "proc", StagePrograms[1:], StageRoot[1:], stageState, "tmp", "tree"}
+
+// stageBaseDirs are the lowest layer: where programs are shown inside. gVisor wants a directory
+// there, and would make it in the writable layer.
+var stageBaseDirs = []string{stageBase, stageBase + "/dev", stageBase + Programs}
+
 // startGVisor starts runsc on a stage of its own, and in it init.
 func (s *Sandbox) startGVisor() error {
 	userns, network, err := s.namespaces()
@@ -189,7 +196,7 @@ func (s *Sandbox) stage(userns, network *os.File, trees []*os.File) error {
 	if err := unix.Chdir(s.order.Directory); err != nil {
 		return fault("enter the stage", err)
 	}
-	for _, dir := range []string{"bin", stageBundle, "dev", "etc", "old", "proc", StagePrograms[1:], StageRoot[1:], stageState, "tmp", "tree"} {
+	for _, dir := range append([]string{"old"}, stageDirs...) {
 		if err := unix.Mkdir(dir, 0o755); err != nil {
 			return fault("make the stage", err)
 		}
@@ -206,7 +213,14 @@ func (s *Sandbox) stage(userns, network *os.File, trees []*os.File) error {
 		return err
 	}
 	if s.order.Watch {
-		if err := s.takeEvents(); err != nil {
+		config, err := eventsConfig()
+		if err == nil {
+			err = os.WriteFile(stageEventsConfig, config, 0o600)
+		}
+		if err != nil {
+			return fault("tell gVisor what to tell", err)
+		}
+		if err := s.takeEvents(stageEvents); err != nil {
 			return err
 		}
 	}
@@ -304,9 +318,7 @@ func (s *Sandbox) overlay(trees []*os.File) error {
 			return err
 		}
 	}
-	// Where programs are shown inside. gVisor wants a directory there, and would make it in the
-	// writable layer.
-	for _, dir := range []string{stageBase, stageBase + "/dev", stageBase + Programs} {
+	for _, dir := range stageBaseDirs {
 		if err := unix.Mkdir(dir, 0o755); err != nil {
 			return fault("make the stage", err)
 		}
@@ -326,13 +338,33 @@ func (s *Sandbox) overlay(trees []*os.File) error {
 				return err
 			}
 		}
-		return unix.Mount("none", StageRoot[1:], "overlay", unix.MS_NODEV|unix.MS_NOSUID|unix.MS_NOATIME,
-			"lowerdir="+strings.Join(lower, ":")+",upperdir="+stageUpper+"/"+upperName+",workdir="+stageUpper+"/work,userxattr,volatile")
+		return unix.Mount("none", StageRoot[1:], "overlay", overlayFlags, overlayOptions(lower))
 	})
 	if err != nil {
 		return fault("mount the layers", err)
 	}
 	return nil
+}
+
+const overlayFlags = unix.MS_NODEV | unix.MS_NOSUID | unix.MS_NOATIME
+
+// overlayOptions are those of the layers' mount, the top one first.
+func overlayOptions(lower []string) string {
+	return "lowerdir=" + strings.Join(lower, ":") + ",upperdir=" + stageUpper + "/" + upperName + ",workdir=" + stageUpper + "/work,userxattr,volatile"
+}
+
+// arguments are those of runsc.
+func (s *Sandbox) arguments() []string {
+	argv := append([]string{"runsc", "--root=/" + stageState, "--log=/" + stageLog}, s.order.GVisor.Flags...)
+	if s.order.Watch {
+		argv = append(argv, "--pod-init-config=/"+stageEventsConfig)
+	}
+	if s.order.GVisor.From == nil {
+		argv = append(argv, "run")
+	} else {
+		argv = append(argv, "restore", "--image-path=/"+stageMemory)
+	}
+	return append(argv, "--bundle=/"+stageBundle, string(s.order.ID))
 }
 
 // runsc starts runsc in the control group. It ends with this thread, and with it all that
@@ -343,16 +375,6 @@ func (s *Sandbox) runsc(control, connections, group *os.File) error {
 		return fault("open null device", err)
 	}
 	defer null.Close()
-	argv := append([]string{"runsc", "--root=/" + stageState, "--log=/" + stageLog}, s.order.GVisor.Flags...)
-	if s.order.Watch {
-		argv = append(argv, "--pod-init-config=/"+stageEventsConfig)
-	}
-	if s.order.GVisor.From == nil {
-		argv = append(argv, "run")
-	} else {
-		argv = append(argv, "restore", "--image-path=/"+stageMemory)
-	}
-	argv = append(argv, "--bundle=/"+stageBundle, string(s.order.ID))
 	pidfd := -1
 	attr := &syscall.ProcAttr{
 		Dir: "/", Env: []string{},
@@ -364,7 +386,7 @@ func (s *Sandbox) runsc(control, connections, group *os.File) error {
 	if group != nil {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, int(group.Fd())
 	}
-	s.pid, err = syscall.ForkExec("/bin/runsc", argv, attr)
+	s.pid, err = syscall.ForkExec("/bin/runsc", s.arguments(), attr)
 	if pidfd >= 0 {
 		s.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
 	}

@@ -61,6 +61,7 @@ type Sandbox struct {
 
 	// Of runsc, where that is what pid and pidfd name.
 	root    *os.File        // of its stage
+	carrier *carrier        // init that carries it; nil where it is the monitor's own child
 	stopped bool            // by still
 	ended   chan struct{}   // closed when status is set and nothing of it is left
 	status  unix.WaitStatus //
@@ -136,7 +137,11 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 		if err := mounted(); err != nil {
 			return nil, err
 		}
-		if err := s.startGVisor(); err != nil {
+		start := s.startGVisor
+		if order.IDs.Kind != Leased {
+			start = s.carryGVisor
+		}
+		if err := start(); err != nil {
 			return nil, err
 		}
 	} else if err := s.spawn(); err != nil {
@@ -147,7 +152,7 @@ func Start(ctx context.Context, order Order, spare *Spare) (_ *Sandbox, err erro
 	if err := failpoint.Hit("launch.spawn"); err != nil {
 		return nil, err
 	}
-	if order.IDs.Kind != Leased {
+	if order.IDs.Kind != Leased && order.GVisor == nil {
 		if err := s.enterAsUser(); err != nil {
 			return nil, err
 		}
@@ -556,6 +561,10 @@ func memfd(name string, content []byte) (*os.File, error) {
 
 // send passes a message and descriptors to init.
 func (s *Sandbox) send(kind byte, body []byte, files []*os.File) error {
+	return s.sendTo(s.control, kind, body, files)
+}
+
+func (s *Sandbox) sendTo(control *os.File, kind byte, body []byte, files []*os.File) error {
 	message := append([]byte{kind}, body...)
 	if len(message) > plan.MaxMessage || len(files) > plan.MaxFDs {
 		return berm.Errorf(berm.Invalid, "too many layers or paths to show: %d", len(s.order.Trees))
@@ -568,7 +577,7 @@ func (s *Sandbox) send(kind byte, body []byte, files []*os.File) error {
 		}
 		rights = unix.UnixRights(fds...)
 	}
-	raw, err := s.control.SyscallConn()
+	raw, err := control.SyscallConn()
 	if err != nil {
 		return err
 	}
@@ -633,7 +642,7 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 	defer close(ended)
 	message := make([]byte, 4096)
 	for {
-		n, file, err := s.receive(message)
+		n, file, err := receive(s.control, message)
 		if n == 0 || err != nil {
 			return
 		}
@@ -673,8 +682,8 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 }
 
 // receive takes one message of init, and the descriptor that came with it, if one did.
-func (s *Sandbox) receive(message []byte) (n int, link *os.File, err error) {
-	raw, err := s.control.SyscallConn()
+func receive(from *os.File, message []byte) (n int, came *os.File, err error) {
+	raw, err := from.SyscallConn()
 	if err != nil {
 		return 0, nil, err
 	}
@@ -1031,6 +1040,9 @@ func (s *Sandbox) close() {
 		if f != nil {
 			f.Close()
 		}
+	}
+	if s.carrier != nil {
+		s.carrier.control.Close()
 	}
 	if s.looks != nil {
 		s.looks.close()

@@ -147,7 +147,14 @@ type kernel struct {
 }
 
 func (s *Sandbox) kernel() (*kernel, error) {
-	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d/%s/runsc-%s.sock", s.root.Fd(), stageState, s.order.ID)})
+	path := fmt.Sprintf("/%s/runsc-%s.sock", stageState, s.order.ID)
+	var conn *net.UnixConn
+	var err error
+	if s.carrier != nil {
+		conn, err = s.carrier.connect(s, path)
+	} else {
+		conn, err = net.DialUnix("unix", nil, &net.UnixAddr{Net: "unix", Name: fmt.Sprintf("/proc/self/fd/%d%s", s.root.Fd(), path)})
+	}
 	if err != nil {
 		return nil, s.uncalled("connect", err)
 	}

@@ -356,7 +356,7 @@ type told struct {
 func (s *Sandbox) follow(command Command) (t told) {
 	message := make([]byte, 4096)
 	for {
-		n, file, err := s.receive(message)
+		n, file, err := receive(s.control, message)
 		if n <= 0 || err != nil {
 			return t
 		}

@@ -62,7 +62,8 @@ const (
 	// Loopback brings the interface lo up.
 	Loopback
 	// Link makes the sandbox's link and passes its other end to the monitor (LinkMade). Only
-	// the plan of an ordinary user has it: root's monitor makes the link itself.
+	// the plan of an ordinary user has it: root's monitor makes the link itself. With Flags it
+	// carries Ethernet frames.
 	Link
 	// Rlimit sets resource FD to the soft limit Flags and the hard limit Target in
 	// decimal. A limit that must not be raised is lowered to the hard limit in force.

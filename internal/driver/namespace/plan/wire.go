@@ -43,6 +43,14 @@ const (
 	// Renew: steps that give a sandbox another identity, when its memory goes on as another one;
 	// answered with Renewed. Only on a kernel of its own.
 	Renew = 'i'
+	// Kernel: instead of becoming a sandbox, init carries the kernel of one, for an ordinary user, whose
+	// monitor may mount nothing. Arguments, after each a zero byte, and one more after the last; then
+	// the steps of a plan. The program is the first argument, in /bin. With it come its standard input
+	// and output.
+	Kernel = 'g'
+	// Connect: the path of a socket that the kernel listens to, where init sees it; answered with
+	// Connected. gVisor takes calls of its own user id and of root alone, as it sees them.
+	Connect = 'c'
 )
 
 // Whether a tree can be written.
@@ -64,5 +72,6 @@ const (
 	LinkMade  = 'n' // with one descriptor: the other end of the link
 	Ready     = 'r' // on a kernel of the sandbox's own: the agent serves
 	Renewed   = 'i' // the identity is the new one
+	Connected = 'c' // with one descriptor: a connection; or text: why there is none
 	Watched   = 'w' // with one descriptor: the listener of Watch, for which executions wait from now on; or text: why there is none
 )
