@@ -118,13 +118,16 @@ func newUser(t *testing.T, ids string) *user {
 	if err != nil {
 		t.Fatal(err)
 	}
-	content, err := os.ReadFile(binary)
-	if err == nil {
-		err = os.WriteFile(filepath.Join(home, "berm"), content, 0o755)
+	for _, program := range []string{binary, filepath.Join(filepath.Dir(binary), "runsc")} { // which `make build runsc` makes
+		content, err := os.ReadFile(program)
+		if err == nil {
+			err = os.WriteFile(filepath.Join(home, filepath.Base(program)), content, 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err == nil {
-		err = os.Chown(home, userID, userID)
-	}
+	err = os.Chown(home, userID, userID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -331,7 +334,7 @@ func use(u *user) (unlimited map[string]string) {
 	if err := json.Unmarshal([]byte(u.berm("doctor", "--json")), &probes); err != nil {
 		t.Fatal(err)
 	}
-	if len(probes) != 2 || probes[0].Level != berm.Namespace || probes[1].Level != berm.GVisor || probes[1].Usable {
+	if len(probes) != 2 || probes[0].Level != berm.Namespace || probes[1].Level != berm.GVisor || probes[1].Usable == single {
 		t.Fatalf("levels of an ordinary user: %+v", probes)
 	}
 	unlimited = probes[0].Unlimited
@@ -463,8 +466,10 @@ func use(u *user) (unlimited map[string]string) {
 
 	if single {
 		u.refused("no subordinate ids", "template", "build", u.dockerfile("FROM box"), "--name", "app")
+		u.refused("the only user id inside is 0", "create", "--level", "gvisor", "box")
 	} else {
 		builds(u)
+		gvisor(u)
 	}
 
 	// The server dies, and the next one requires limits. What runs inside goes on meanwhile, and is
@@ -550,6 +555,52 @@ COPY --chown=user:user data /srv/data
 	}
 	u.berm("kill", id)
 	u.berm("template", "rm", "app")
+}
+
+// gvisor has a sandbox on a kernel of its own do what one on the host's does.
+func gvisor(u *user) {
+	u.t.Helper()
+	id := u.berm("create", "--level", "gvisor", "--pids", "50", "box")
+	id = id[strings.LastIndexByte(id, '\n')+1:]
+	sh := func(user, script string) string {
+		u.t.Helper()
+		return u.berm("exec", "--user", user, id, "--", "sh", "-c", script)
+	}
+	if out := sh("root", "dmesg | grep -c gVisor; id -u; echo root >/kept; chown 1000:1000 /kept; cat /proc/1/comm"); out != "1\n0\ninit" {
+		u.t.Errorf("as root: %q", out)
+	}
+	if out := sh("user", "id -u; stat -c %u /kept; echo mine >/kept; ls /dev/berm"); out != "1000\n1000\nberm-guest\nberm-init" {
+		u.t.Errorf("as user: %q", out)
+	}
+	if out := sh("root", "(for i in $(seq 90); do sleep 30 >/dev/null </dev/null & done) 2>&1; killall sleep"); !strings.Contains(out, "fork") {
+		u.t.Errorf("more than 50 processes: %q", out)
+	}
+	sh("user", "echo | nc -w 3 169.254.169.254 80 || true")
+	wait(u.t, func() string {
+		if log := u.berm("net", "log", "--json", id); !strings.Contains(log, `"reason":"metadata"`) {
+			return "no denial in " + log
+		}
+		return ""
+	})
+	wait(u.t, func() string {
+		if log := u.berm("audit", "--sandbox", id, "--type", "proc", "--json"); !strings.Contains(log, `"src":"gvisor"`) {
+			return "nothing that ran is recorded: " + log
+		}
+		return ""
+	})
+	// gVisor stops what it runs by itself.
+	u.berm("pause", id)
+	u.berm("resume", id)
+	u.refused("need a server of root", "snapshot", id)
+	if out := sh("root", "cat /kept"); out != "mine" {
+		u.t.Errorf("after a pause: %q", out)
+	}
+	u.end()
+	u.serve()
+	if out := sh("root", "cat /kept"); out != "mine" {
+		u.t.Errorf("after the death of the server: %q", out)
+	}
+	u.berm("kill", id)
 }
 
 // wait returns when nothing is left.
