@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/driver/namespace/plan"
 	"github.com/berm-sandbox/berm/internal/failpoint"
 	"github.com/berm-sandbox/berm/internal/monitor"
@@ -39,6 +40,8 @@ func (s *Sandbox) carryGVisor() error {
 	if err := s.spawn(); err != nil {
 		return err
 	}
+	cu := cleanup.Make(func() { s.Kill(); s.reap() })
+	defer cu.Clean()
 	g := s.order.GVisor
 	for _, path := range []string{g.Runsc, g.Init, g.Agent} {
 		s.order.Trees = append(s.order.Trees, Tree{Path: path, Host: true})
@@ -90,6 +93,7 @@ func (s *Sandbox) carryGVisor() error {
 	monitor.Trace("stage made")
 	// Of what is gone, nothing is to be read.
 	s.root, _ = os.OpenFile("/proc/"+strconv.Itoa(s.pid)+"/root", unix.O_PATH|unix.O_DIRECTORY, 0)
+	cu.Release()
 	return nil
 }
 
