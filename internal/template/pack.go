@@ -117,6 +117,9 @@ func (p *packer) walk(ctx context.Context, dir string) error {
 			continue
 		case len(name) >= unix.PathMax:
 			return invalid("the name %.200q… has %d bytes", name, len(name))
+		case strings.HasPrefix(path.Base(name), whiteoutPrefix):
+			// In a layer it would mean that another file is gone, with all layers below.
+			return berm.Errorf(berm.Invalid, "the name %.200q cannot be in a layer, where one with %s says what was removed", name, whiteoutPrefix).WithHint("Remove it in the same step, or give it another name.")
 		}
 		isDir, err := p.entry(name)
 		if err != nil {

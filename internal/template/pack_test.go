@@ -66,6 +66,20 @@ func read(t *testing.T, root string) map[string]packedEntry {
 	return all
 }
 
+// A file whose name would remove others in a layer is not packed.
+func TestNamesOfWhiteoutsAreNotPacked(t *testing.T) {
+	for _, name := range []string{".wh.usr", ".wh..wh..opq", "dir/.wh.x"} {
+		tree := t.TempDir()
+		if err := errors.Join(os.MkdirAll(filepath.Join(tree, "dir"), 0o755), os.WriteFile(filepath.Join(tree, name), nil, 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		_, err := packTrees(t.Context(), []*os.File{openTree(t, tree)}, 0, 0, io.Discard)
+		if berm.KindOf(err) != berm.Invalid || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // Random trees of what a sandbox wrote are the same in the layer that is made of them.
 func TestPackedTreesAreUnpackedAgain(t *testing.T) {
 	if os.Geteuid() != 0 {

@@ -112,6 +112,9 @@ func one[T any](d decoder, to *T, parse func(string) (T, error)) func(*yaml.Node
 // many makes a setter of a list of single values.
 func many[T any](d decoder, to *[]T, parse func(string) (T, error)) func(*yaml.Node) error {
 	return func(node *yaml.Node) error {
+		if node.Kind == yaml.ScalarNode && node.ShortTag() != "!!null" {
+			return d.Errorf(node, "this must be a list: [%.100s]", node.Value)
+		}
 		if node.Kind != yaml.SequenceNode {
 			return d.Errorf(node, "this must be a list")
 		}

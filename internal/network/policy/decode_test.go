@@ -46,7 +46,7 @@ func TestDecodeErrors(t *testing.T) {
 		{"version: 1\nrule: []", `p:2: unknown key "rule" in the policy`}, {"version: 1\n\t- x", "p:2: "}, {"version: 1\nrules: &a [*a]", "p:2: "},
 		{"version: 1\nrules: &a []", "p:2: anchors and aliases"}, {"version: 1\ndefault: !!str deny", "p:2: tags are not supported"},
 		{"version: 1\nrules:\n- {to: [a.b]}\n- {to: [a.b], port: [1]}", `p:4: unknown key "port" in a rule`},
-		{"version: 1\nrules:\n- to: a.b", "p:3: this must be a list"}, {"version: 1\nrules:\n- to:\n  - a.b\n  - '*.com'", `p:5: "*.com" is every name`},
+		{"version: 1\nrules:\n- to: a.b", "p:3: this must be a list: [a.b]"}, {"version: 1\nrules:\n- to:\n  - a.b\n  - '*.com'", `p:5: "*.com" is every name`},
 		{"version: 1\nrules:\n- to: [a.b]\n  ports: [0]", `p:4: "0" is not a port`}, {"version: 1\nrules: [{to: [a.b], ports: [+1]}]", "is not a port"}, {"version: 1\nrules: [{to: [a.b], ports: [9-1]}]", "is not a port"},
 		{"version: 1\nrules: [{to: [a.b], ports: [65536]}]", "is not a port"}, {"version: 1\nrules: [{to: []}]", "p:2: rule rule-1 names no destination"}, {"version: 1\nrules: [{id: x}]", "rule x names no destination"},
 		{"version: 1\nrules: [{id: x, to: [a.b]}, {id: x, to: [a.b]}]", "p:2: a second rule x"}, {"version: 1\nrules: [{id: 'a b', to: [a.b]}]", "is not an id"},
