@@ -90,6 +90,7 @@ test-cycles: build runsc ## 100 times write, pause, save, go on and verify at le
 
 test-disks: build runsc ## the drivers, snapshots and full disks on XFS, on btrfs and in depots, at both levels: a quarter of an hour
 	BERM_TEST_ALL=1 BERM_TEST_DISKS=all $(GO) test -count=1 -timeout 60m ./test/disks ./internal/depot
+	BERM_TEST_ALL=1 BERM_TEST_DISKS=all $(GO) test -count=1 -timeout 10m -run InADepot ./test/faults
 
 test-probes: build runsc ## the probes at level gvisor after a pause, in forks, and of networks and credentials
 	BERM_TEST_ALL=1 BERM_TEST_PROBES=all $(GO) test -count=1 -timeout 90m -run 'TestProbesLater|TestNetworkGVisor' ./test/probes

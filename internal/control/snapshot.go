@@ -119,7 +119,9 @@ func (m *Manager) makeSaved(b berm.BuildID) error {
 	}
 	// The link is on disk before anything that it leads to is: without it that is removed.
 	if err = os.Symlink(relative, dir); err == nil {
-		err = syncDir(m.SnapshotDir)
+		if err = failpoint.Hit("control.linked"); err == nil {
+			err = syncDir(m.SnapshotDir)
+		}
 	}
 	if err != nil {
 		return errors.Join(failed(err), removeSaved(dir))
@@ -134,6 +136,9 @@ func removeSaved(dir string) error {
 		return os.RemoveAll(dir)
 	}
 	if err := os.RemoveAll(filepath.Join(filepath.Dir(dir), target)); err != nil {
+		return err
+	}
+	if err := failpoint.Hit("control.emptied"); err != nil {
 		return err
 	}
 	return os.Remove(dir)

@@ -372,3 +372,59 @@ func TestOrphans(t *testing.T) {
 		t.Errorf("left: %v, %v", left, err)
 	}
 }
+
+// TestPowerCut: what was synced is there after the file system ended in the middle of what it did.
+func TestPowerCut(t *testing.T) {
+	each(t, func(t *testing.T) {
+		data := data(t, 0)
+		d := open(t, data, 1<<30)
+		path := save(t, d, data, "synced")
+		f, err := os.OpenFile(path, os.O_RDWR, 0)
+		if err == nil {
+			err = errors.Join(f.Sync(), f.Close())
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		stop, stopped, writes := make(chan bool), make(chan bool), make(chan bool)
+		go func() { // others go on writing
+			defer close(stopped)
+			for i := 0; ; i++ {
+				select {
+				case <-stop:
+					return
+				default:
+					name := filepath.Join(d.Images(), fmt.Sprint(i%100))
+					_ = errors.Join(os.WriteFile(name, make([]byte, 1<<16), 0o600), os.Rename(name, name+"x"))
+				}
+				if i == 1000 {
+					close(writes)
+				}
+			}
+		}()
+		<-writes
+		const (
+			shutdown = 0x8004587d // XFS_IOC_GOINGDOWN
+			noFlush  = 2          // XFS_FSOP_GOING_FLAGS_NOLOGFLUSH
+		)
+		dir, err := os.Open(d.Images())
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended := unix.IoctlSetPointerInt(int(dir.Fd()), shutdown, noFlush)
+		dir.Close()
+		close(stop)
+		<-stopped
+		if errors.Is(ended, unix.ENOTTY) {
+			t.Skipf("%s cannot be ended in this kernel", kinds[0].name)
+		}
+		if ended != nil {
+			t.Fatal(ended)
+		}
+		if err := d.Close(); err != nil {
+			t.Fatal(err)
+		}
+		open(t, data, 1<<30)
+		holds(t, path, "synced")
+	})
+}

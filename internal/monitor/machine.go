@@ -14,6 +14,9 @@ type Wall interface {
 	// Freeze stops every process where it is; Thaw lets them go on.
 	Freeze() error
 	Thaw() error
+	// Settle does, while processes run, what a snapshot into a directory would else do while they
+	// stand still.
+	Settle(dir string) error
 	// Snapshot saves the files of frozen processes into a directory.
 	Snapshot(dir string) (berm.Saved, error)
 	// Version is that of berm.Sandbox.
@@ -128,6 +131,9 @@ func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error
 		return saved, m.orKill(err, m.wall.Freeze())
 	case status.State != berm.Running:
 		return saved, berm.Errorf(berm.Conflict, "the sandbox is %s", status.State)
+	}
+	if err := m.wall.Settle(dir); err != nil {
+		return saved, m.orKill(err, nil)
 	}
 	if memory {
 		saved, err = m.wall.Checkpoint(dir)

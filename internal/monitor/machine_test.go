@@ -27,6 +27,7 @@ func (w *wall) Freeze() error {
 	return nil
 }
 func (w *wall) Version() (string, error)            { return "1", nil }
+func (w *wall) Settle(string) error                 { return nil }
 func (w *wall) Snapshot(string) (berm.Saved, error) { return berm.Saved{Size: 1}, nil }
 func (w *wall) Checkpoint(string) (berm.Saved, error) {
 	return berm.Saved{Size: 1, Memory: true}, nil

@@ -31,6 +31,7 @@ var benchmarks = []struct {
 	{"transfer", served((*bench).transfer)},
 	{"memory", served((*bench).memory)},
 	{"snapshot", served((*bench).snapshot)},
+	{"disks", (*bench).disks},
 	{"origin", pooled((*bench).origin, "namespace", "gvisor")},
 	{"interpreter", (*bench).interpreter},
 	{"batch", pooled((*bench).batch, "namespace")},
@@ -86,14 +87,17 @@ type bench struct {
 }
 
 // served gives a benchmark a server of its own.
-func served(run measurement) measurement {
+func served(run measurement) measurement { return servedWith(run) }
+
+// servedWith is served by a server with more flags.
+func servedWith(run measurement, flags ...string) measurement {
 	return func(b *bench, ctx context.Context) error {
 		data, err := harness.DataDir()
 		if err != nil {
 			return err
 		}
 		defer os.RemoveAll(data)
-		server, err := harness.Start(ctx, data, "--max-sandboxes", "500", "--spares", "2")
+		server, err := harness.Start(ctx, data, append([]string{"--max-sandboxes", "500", "--spares", "2"}, flags...)...)
 		if err != nil {
 			return err
 		}

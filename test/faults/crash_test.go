@@ -75,6 +75,40 @@ func TestCrashesAmongSnapshots(t *testing.T) {
 	}
 }
 
+// The same in a depot, where what is saved has a second place.
+func TestCrashesAmongSnapshotsInADepot(t *testing.T) {
+	if harness.Slow(t); os.Getenv("BERM_TEST_DISKS") != "all" {
+		t.Skip("most of a minute: make test-disks runs it")
+	}
+	failing(t)
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	defer cancel()
+	s := harness.Serve(t, "--depot", "2GiB")
+	last, old := []string{"two"}, []string{"one"}
+	snapshot := crash{method: "POST", path: "/sandboxes/%s/snapshots", body: map[string]any{"name": "again"}, files: last}
+	pause := crash{method: "POST", path: "/sandboxes/%s/pause", body: map[string]any{"memory": false}, files: last}
+	back := crash{method: "POST", path: "/berm/v1/sandboxes/%s/rollback", body: map[string]any{"snapshot": "before"}, files: old}
+	removal := crash{method: "DELETE", path: "/templates/before", files: last}
+	for _, c := range []struct {
+		crash
+		points []string
+	}{
+		{snapshot, []string{"control.depot", "control.linked", "control.directory", "driver.saved", "control.saved"}},
+		{pause, []string{"control.linked", "control.rested"}},
+		{back, []string{"control.rolled"}},
+		{removal, []string{"control.forgotten", "control.emptied"}},
+	} {
+		for _, c.point = range c.points {
+			t.Run(c.point+strings.ReplaceAll(strings.ReplaceAll(c.path, "%s", ""), "/", "-"), func(t *testing.T) {
+				c.run(t, ctx, s)
+				if left, err := os.ReadDir(filepath.Join(s.Data, "depot", "snapshots")); err != nil || len(left) > 0 {
+					t.Errorf("in the depot: %v, %v", left, err)
+				}
+			})
+		}
+	}
+}
+
 func (c crash) run(t *testing.T, ctx context.Context, s *harness.Server) {
 	sandbox := create(t, ctx, s, 2*time.Minute)
 	call := func(method, path string, body any) {

@@ -227,6 +227,9 @@ func (i *inmate) Snapshot(dir string) (berm.Saved, error) {
 // Version is always the same, as nothing is written.
 func (i *inmate) Version() (string, error) { return "1", nil }
 
+// Settle has nothing to do.
+func (i *inmate) Settle(string) error { return nil }
+
 // Checkpoint leaves a mark that there is memory.
 func (i *inmate) Checkpoint(dir string) (berm.Saved, error) {
 	saved, err := i.Snapshot(dir)
