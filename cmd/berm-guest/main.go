@@ -9,6 +9,7 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -97,7 +98,9 @@ func serve() error {
 // serveInside answers programs in the sandbox, such as the code interpreter. A
 // sandbox in which that cannot be had is still reached from outside.
 func serveInside(s *server.Server) {
-	l, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(berm.AgentPort)))
+	var plain net.ListenConfig
+	plain.SetMultipathTCP(false) // which has one path here, and takes longer to make
+	l, err := plain.Listen(context.Background(), "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(berm.AgentPort)))
 	if err == nil {
 		err = s.Serve(l)
 	}

@@ -334,7 +334,6 @@ func (s *session) followUp(looking error) {
 	if s.info.Checkpoints.Every > 0 { // never changes
 		follow(func() { s.keepCheckpoints(run) })
 	}
-	s.m.work.Go(s.sample)
 	if s.online != nil && s.m.Egress.Service != nil {
 		follow(s.keepOnline)
 	}

@@ -743,10 +743,10 @@ func peer(conn *net.UnixConn) (pid int, err error) {
 	return pid, err
 }
 
-// environment of a monitor. It does two things at a time at most, and collects garbage
+// environment of a monitor. It waits for the kernel more than it does, and collects garbage
 // only once the sandbox runs.
 func environment() []string {
-	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=2", "GOGC=off"}
+	env := []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "GOMAXPROCS=1", "GOGC=off"}
 	for _, name := range []string{"BERM_FAILPOINTS", "BERM_TRACE"} {
 		if v, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+v)

@@ -70,30 +70,45 @@ func (u Upper) open() (d disk, err error) {
 
 // forgetOverlay removes what the overlay mount of another sandbox left beside the upper
 // directory: a mark that it was volatile, which would have the next one refused, and what it
-// was about to make. The reserve goes too: the next mount takes of what it held.
+// was about to make. Of a disk that is nearly full the reserve goes too: the next mount takes of
+// what it held.
 func forgetOverlay(mounted *os.File) error {
 	root, err := beside(mounted)
 	if err != nil {
 		return err
 	}
 	defer func() { _ = root.Close() }()
-	if err := errors.Join(root.RemoveAll("work"), root.RemoveAll(Reserve)); err != nil {
+	if err := root.RemoveAll("work"); err != nil {
 		return err
+	}
+	var disk unix.Statfs_t
+	if err := unix.Fstatfs(int(mounted.Fd()), &disk); err != nil {
+		return err
+	}
+	if disk.Ffree < plenty || disk.Bfree < plenty {
+		if err := root.RemoveAll(Reserve); err != nil {
+			return err
+		}
 	}
 	return root.Mkdir("work", 0o700)
 }
+
+// plenty of free inodes, or blocks, is many times what a mount and an identity take.
+const plenty = 1024
 
 // Reserve is the directory beside the upper one whose files hold inodes: a sandbox may use up all
 // others, and the next mount of its overlay, and its identity, need some.
 const Reserve = "reserve"
 
+// reserved is how many files a reserve has.
+const reserved = 16
+
 // FillReserve makes the files of a reserve, as many as there is room for, below the root of a disk.
 func FillReserve(root *os.Root) error {
-	const files = 16
 	if err := root.Mkdir(Reserve, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	for i := range files {
+	for i := range reserved {
 		f, err := root.OpenFile(Reserve+"/"+strconv.Itoa(i), os.O_WRONLY|os.O_CREATE, 0o600)
 		if err != nil {
 			return err
@@ -113,6 +128,9 @@ func (s *Sandbox) fillReserve() {
 		return
 	}
 	defer func() { _ = root.Close() }()
+	if _, err := root.Lstat(Reserve + "/" + strconv.Itoa(reserved-1)); err == nil {
+		return
+	}
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	gid, err := unix.SetfsgidRetGid(s.order.IDs.GIDs[0].Outside)
