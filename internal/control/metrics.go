@@ -2,6 +2,7 @@ package control
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -96,13 +97,20 @@ func (m *Manager) Metrics(id berm.SandboxID, from, to time.Time) ([]Sample, erro
 
 // LatestMetrics returns the newest sample of each sandbox named that has one.
 func (m *Manager) LatestMetrics(ids []berm.SandboxID) map[berm.SandboxID]Sample {
+	var mu sync.Mutex
 	latest := map[berm.SandboxID]Sample{}
+	var group errgroup.Group
+	group.SetLimit(8)
 	for _, id := range ids {
-		samples, err := m.Metrics(id, time.Time{}, time.Time{})
-		if err != nil || len(samples) == 0 {
-			continue
-		}
-		latest[id] = samples[len(samples)-1]
+		group.Go(func() error {
+			if samples, err := m.Metrics(id, time.Time{}, time.Time{}); err == nil && len(samples) > 0 {
+				mu.Lock()
+				defer mu.Unlock()
+				latest[id] = samples[len(samples)-1]
+			}
+			return nil
+		})
 	}
+	_ = group.Wait() // none fails
 	return latest
 }

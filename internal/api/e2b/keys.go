@@ -6,6 +6,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // guarded are the fields of a create that decide what the sandbox may do and who may reach it.
@@ -23,22 +24,34 @@ func checkCreate(body []byte) error {
 		case "berm":
 			return checkKeys(value, key, wishes{})
 		}
-		meant := slices.Clone(guarded)
-		for _, name := range keysOf(reflect.TypeFor[network]()) {
-			meant = append(meant, "network."+name)
-		}
-		for _, name := range meant {
-			if key != name && loose(key) == loose(strings.TrimPrefix(name, "network.")) {
-				return invalid("%.100q is not a field of a sandbox; did you mean %s?", key, name)
+		of := loose(key)
+		for _, m := range meant() {
+			if key != m.name && of == m.loose {
+				return invalid("%.100q is not a field of a sandbox; did you mean %s?", key, m.name)
 			}
 		}
 		return nil
 	})
 }
 
+// meaning is what a key may be mistaken for.
+type meaning struct{ name, loose string }
+
+var meant = sync.OnceValue(func() (all []meaning) {
+	for _, name := range guarded {
+		all = append(all, meaning{name, loose(name)})
+	}
+	for _, name := range keysOf(reflect.TypeFor[network]()) {
+		all = append(all, meaning{"network." + name, loose(name)})
+	}
+	return all
+})
+
+var separators = strings.NewReplacer("_", "", "-", "")
+
 // loose is a key without what people mistake in keys.
 func loose(key string) string {
-	return strings.ToLower(strings.NewReplacer("_", "", "-", "").Replace(key))
+	return strings.ToLower(separators.Replace(key))
 }
 
 // checkKeys refuses JSON, which was parsed before, with a key that the type of v has not, in
