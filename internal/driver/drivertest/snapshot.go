@@ -119,6 +119,10 @@ var snapshotCases = []testCase{
 				t.Errorf("after %q it is %s, and was %s", reads, now, last)
 			}
 		}
+		snapshot(t, s)
+		if now := version(); now != last {
+			t.Errorf("after a snapshot it is %s, and was %s", now, last)
+		}
 		seen := map[string]bool{last: true}
 		for _, writes := range []string{"echo two >/f", "echo owt >/f", "touch -d 2001-01-01 /f", "chmod 600 /f", "mv /f /g", "rm /g", "mkdir /d", "rm -rf /root"} {
 			sh(t, s, writes)
