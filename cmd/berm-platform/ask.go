@@ -88,7 +88,7 @@ func (v *visitor) look(ctx context.Context) error {
 				case <-ctx.Done():
 				}
 			}
-			door.Close()
+			_ = door.Close()
 			select {
 			case v.gone <- name:
 			case <-ctx.Done():

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit/ocsf"
 	"github.com/berm-sandbox/berm/internal/audit/replay"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
+	"github.com/berm-sandbox/berm/internal/audit/writer"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/local/session"
 	"github.com/berm-sandbox/berm/internal/terminal"
@@ -373,11 +375,7 @@ running meanwhile.`,
 				return berm.Errorf(berm.NotFound, "the log of berm run is not signed: who runs it can write it")
 			}
 			if rotate {
-				log, err := trail.Open(dir, trail.Options{})
-				if err != nil {
-					return err
-				}
-				if err := errors.Join(log.RotateKey(), log.Close()); err != nil {
+				if err := rotateKey(dir); err != nil {
 					return err
 				}
 			}
@@ -392,6 +390,22 @@ running meanwhile.`,
 	dataFlag(cmd, &data)
 	cmd.Flags().BoolVar(&rotate, "rotate", false, "make a new key first")
 	return cmd
+}
+
+// rotateKey has the key of a log changed by who writes the log.
+func rotateKey(dir string) error {
+	if os.Geteuid() != 0 {
+		log, err := trail.Open(dir, trail.Options{})
+		if err != nil {
+			return err
+		}
+		return errors.Join(log.RotateKey(), log.Close())
+	}
+	log, err := writer.Open(writer.Config{Dir: dir, Program: ownProgram, Log: slog.Default()})
+	if err != nil {
+		return err
+	}
+	return errors.Join(log.RotateKey(), log.Close())
 }
 
 func newAuditWitnessCommand() *cobra.Command {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/berm-sandbox/berm/internal/broker"
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/quota"
 	"github.com/berm-sandbox/berm/internal/service"
@@ -23,7 +24,7 @@ func newBrokerCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			memory := quota.Memory() / 2 // the other half is the network service's
 			flows, requests := broker.Room(memory)
-			if err := confine(egress.BrokerCommand); err != nil {
+			if err := confine(egress.BrokerCommand, seccomp.Broker(), onlyRead); err != nil {
 				return err
 			}
 			debug.SetMemoryLimit(memory)

@@ -21,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit/writer/writertest"
 	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/client"
 	"github.com/berm-sandbox/berm/internal/client/clienttest"
@@ -30,6 +31,7 @@ import (
 const asBerm = "BERM_TEST_AS_BERM"
 
 func TestMain(m *testing.M) {
+	writertest.Main()
 	if os.Getenv(asBerm) != "" {
 		main()
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/berm-sandbox/berm/internal/cli"
+	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/network/dns"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	network "github.com/berm-sandbox/berm/internal/network/egress/server"
@@ -26,7 +27,7 @@ func newEgressCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			memory := quota.Memory()
 			c := network.Config{Flows: network.Flows(memory)}
-			if err := confine(egress.Command); err != nil {
+			if err := confine(egress.Command, seccomp.Egress(), onlyRead); err != nil {
 				return err
 			}
 			stack.Tune()

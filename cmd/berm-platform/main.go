@@ -60,7 +60,7 @@ func newRootCommand() *cobra.Command {
 	root.AddCommand(local.Commands()...)
 	root.AddCommand(cli.Grouped(cli.Sandboxes, sandboxes)...)
 	root.AddCommand(cli.Grouped(cli.Machine, machine)...)
-	root.AddCommand(newEgressCommand(), newBrokerCommand())
+	root.AddCommand(newEgressCommand(), newBrokerCommand(), newAuditWriterCommand())
 	return root
 }
 

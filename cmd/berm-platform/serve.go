@@ -143,7 +143,7 @@ Stopping the server leaves its sandboxes alive; the next start finds them again.
 		c.BootstrapKey = os.Getenv("BERM_BOOTSTRAP_KEY")
 		c.MaxLimits = hostLimits()
 		c.Out = cmd.OutOrStdout()
-		c.Program = func() (*os.File, error) { return os.Open("/proc/self/exe") }
+		c.Program = ownProgram
 
 		data, err := filepath.Abs(c.Data)
 		if err != nil {

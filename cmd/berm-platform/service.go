@@ -11,12 +11,11 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
-	"github.com/berm-sandbox/berm/internal/network/egress"
 )
 
-// confine gives away what a service of sandboxes does not need. Afterwards a system call that
-// its profile does not list ends the process.
-func confine(command string) error {
+// confine gives away what a service does not need: files gives away those on files. Afterwards a
+// system call that its profile does not list ends the process.
+func confine(command string, profile seccomp.Profile, files func() error) error {
 	// It was executed by a descriptor, and has its number for a name.
 	_ = os.WriteFile("/proc/self/comm", []byte(command), 0)
 	// Nobody of the same user looks into it, it never gains rights, and what it holds does not
@@ -28,22 +27,21 @@ func confine(command string) error {
 	if _, _, errno := syscall.AllThreadsSyscall6(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0, 0); errno != 0 {
 		return berm.Errorf(berm.Internal, "give rights away: %w", errno)
 	}
-	// What can be read is what the resolvers' file and the certificates of authorities need;
-	// all else comes to it as descriptors. Without Landlock it has the rights of the user.
-	if err := landlock.ReadOnly(readable()...); err != nil && !errors.Is(err, errors.ErrUnsupported) {
+	// Without Landlock it has the rights of the user.
+	if err := files(); err != nil && !errors.Is(err, errors.ErrUnsupported) {
 		return berm.Errorf(berm.Internal, "give rights on files away: %w", err)
 	}
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{})
-	profile := seccomp.Egress()
-	if command == egress.BrokerCommand {
-		profile = seccomp.Broker()
-	}
 	filter, err := profile.Assemble("")
 	if err != nil {
 		return err
 	}
 	return seccomp.Load(filter)
 }
+
+// onlyRead leaves a service to read what the resolvers' file and the certificates of authorities
+// need; all else comes to it as descriptors.
+func onlyRead() error { return landlock.ReadOnly(readable()...) }
 
 // readable are the files and directories that services open by name: for the resolvers, the
 // authorities that are trusted, by this machine's programs too, and the time zone.
@@ -57,3 +55,6 @@ func readable() []string {
 	}
 	return append(paths, filepath.SplitList(os.Getenv("SSL_CERT_DIR"))...)
 }
+
+// ownProgram opens this program, to start services of.
+func ownProgram() (*os.File, error) { return os.Open("/proc/self/exe") }

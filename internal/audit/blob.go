@@ -4,11 +4,13 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
-	"io"
+	"hash"
+	"io/fs"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
+	"strconv"
+	"strings"
+	"time"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -20,29 +22,90 @@ const BlobDir = "blobs"
 const MaxBlob = 64 << 20
 
 // BlobWriter takes content that a record will name. It is kept when Commit returns; a record
-// must not name it earlier. Discard, or a crash, leaves nothing.
+// must not name it earlier. Discard, or a crash, leaves nothing that could be named.
 type BlobWriter struct {
-	dir  string
 	kind string
 	file *os.File
-	sum  interface {
-		io.Writer
-		Sum([]byte) []byte
-	}
+	keep Keep
+	sum  hash.Hash
 	size int64
 }
 
-// NewBlob begins a blob of a log's directory.
-func NewBlob(dir, kind string) (*BlobWriter, error) {
-	blobs := filepath.Join(dir, BlobDir)
+// Keep names the content that was written by its hash; "" is that it is thrown away.
+type Keep func(sha256 string) error
+
+// Blobs is what begins blobs: a log.
+type Blobs interface {
+	NewBlob(kind string) (*BlobWriter, error)
+}
+
+// Directory is that of a log.
+type Directory string
+
+// NewBlob implements Blobs.
+func (d Directory) NewBlob(kind string) (*BlobWriter, error) {
+	f, err := d.CreateBlob()
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Base(f.Name())
+	return WriteBlob(f, kind, func(sum string) error { return d.KeepBlob(name, sum) }), nil
+}
+
+// WriteBlob begins a blob in a file of CreateBlob, which keep gives its name.
+func WriteBlob(f *os.File, kind string, keep Keep) *BlobWriter {
+	return &BlobWriter{kind: kind, file: f, keep: keep, sum: sha256.New()}
+}
+
+// unnamed begins the names of files whose content has no hash yet.
+const unnamed = "new-"
+
+// CreateBlob makes the file of a blob.
+func (d Directory) CreateBlob() (*os.File, error) {
+	blobs := filepath.Join(string(d), BlobDir)
 	if err := os.MkdirAll(blobs, 0o700); err != nil {
 		return nil, berm.Errorf(berm.Internal, "audit blob: %w", err)
 	}
-	f, err := os.CreateTemp(blobs, "new-*")
+	f, err := os.CreateTemp(blobs, unnamed+"*")
 	if err != nil {
 		return nil, berm.Errorf(berm.Unavailable, "audit blob: %w", err)
 	}
-	return &BlobWriter{dir: blobs, kind: kind, file: f, sum: sha256.New()}, nil
+	return f, nil
+}
+
+// KeepBlob names a file of CreateBlob, which is not written to any more, by the hash of its content; ""
+// removes it. It may be called again. Kind Invalid when these are no names of such.
+func (d Directory) KeepBlob(name, sum string) error {
+	digits, ok := strings.CutPrefix(name, unnamed)
+	_, err := strconv.ParseUint(digits, 10, 64)
+	raw, hexErr := hex.DecodeString(sum)
+	if !ok || err != nil || hexErr != nil || sum != "" && (len(raw) != sha256.Size || strings.ToLower(sum) != sum) {
+		return berm.Errorf(berm.Invalid, "audit blob: %q cannot be named %q", name, sum)
+	}
+	blobs := filepath.Join(string(d), BlobDir)
+	path := filepath.Join(blobs, name)
+	if sum == "" {
+		err = os.Remove(path)
+	} else {
+		to := filepath.Join(blobs, sum[:2], sum)
+		// How old it is counts from now on, however long ago it was written: a record is to name it.
+		err = os.Chtimes(path, time.Time{}, time.Now())
+		if err == nil {
+			err = os.MkdirAll(filepath.Dir(to), 0o700)
+		}
+		if err == nil {
+			err = os.Rename(path, to)
+		}
+		if errors.Is(err, fs.ErrNotExist) {
+			if _, have := os.Lstat(to); have == nil {
+				err = nil
+			}
+		}
+	}
+	if err != nil {
+		return berm.Errorf(berm.Unavailable, "audit blob: %w", err)
+	}
+	return nil
 }
 
 // Write adds content. Kind Exhausted beyond MaxBlob; nothing of p is taken then.
@@ -62,16 +125,12 @@ func (b *BlobWriter) Size() int64 { return b.size }
 // Commit keeps the content under its hash.
 func (b *BlobWriter) Commit() (Blob, error) {
 	sum := hex.EncodeToString(b.sum.Sum(nil))
-	// How old it is counts from now on, however long ago it was written: a record is to name it.
-	err := errors.Join(unix.Futimes(int(b.file.Fd()), nil), b.file.Close())
+	err := b.file.Close()
 	if err == nil {
-		err = os.MkdirAll(filepath.Join(b.dir, sum[:2]), 0o700)
-	}
-	if err == nil {
-		err = os.Rename(b.file.Name(), filepath.Join(b.dir, sum[:2], sum))
+		err = b.keep(sum)
 	}
 	if err != nil {
-		_ = os.Remove(b.file.Name())
+		_ = b.keep("")
 		return Blob{}, berm.Errorf(berm.Unavailable, "audit blob: %w", err)
 	}
 	return Blob{SHA256: sum, Size: b.size, Kind: b.kind}, nil
@@ -80,6 +139,6 @@ func (b *BlobWriter) Commit() (Blob, error) {
 // Discard throws the content away. It does nothing after Commit.
 func (b *BlobWriter) Discard() {
 	if b.file.Close() == nil {
-		_ = os.Remove(b.file.Name())
+		_ = b.keep("")
 	}
 }

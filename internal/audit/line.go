@@ -19,14 +19,25 @@ func encode(lines []byte, r *Record) ([]byte, error) {
 	if err != nil || len(lines)-start <= MaxLine {
 		return lines, err
 	}
-	r.Data = map[string]any{"cut": len(lines) - start}
-	if len(r.Reason) > 1024 {
-		r.Reason = r.Reason[:1024]
+	if err = r.shorten(len(lines) - start); err != nil {
+		return lines, err
 	}
 	if lines, err = safe(lines[:start], r); err == nil && len(lines)-start > MaxLine {
 		err = fmt.Errorf("%d bytes are too long for a line", len(lines)-start)
 	}
 	return lines, err
+}
+
+// shorten leaves of what a record tells that it was size bytes long.
+func (r *Record) shorten(size int) error {
+	if err := r.unfold(); err != nil {
+		return err
+	}
+	r.Data = map[string]any{"cut": size}
+	if len(r.Reason) > 1024 {
+		r.Reason = r.Reason[:1024]
+	}
+	return nil
 }
 
 // safe appends a line without tokens. Salt and hash at its end are none, whatever they look like.
@@ -46,6 +57,9 @@ func safe(lines []byte, r *Record) ([]byte, error) {
 		// A line that is no JSON would be the end of the log: should a pattern ever take too
 		// much, the record goes without what it tells.
 		if whole := append(bytes.Clone(masked), '}'); !json.Valid(whole) {
+			if err := r.unfold(); err != nil {
+				return lines, err
+			}
 			r.Data, r.Reason, r.Blobs = map[string]any{"masked": true}, "", nil
 			if lines, err = appendRecord(lines[:start], r); err != nil {
 				return lines, err
@@ -86,11 +100,19 @@ func appendRecord(b []byte, r *Record) ([]byte, error) {
 	b = strconv.AppendInt(append(b, `{"v":`...), int64(r.V), 10)
 	b = strconv.AppendUint(append(b, `,"seq":`...), r.Seq, 10)
 	b = r.Time.AppendFormat(append(b, `,"time":"`...), time.RFC3339Nano)
-	b = appendText(append(b, `","host":`...), r.Host)
-	if r.Sandbox != "" {
-		b = appendText(append(b, `,"sandbox":`...), string(r.Sandbox))
+	b = append(appendText(append(b, `","host":`...), r.Host), ',')
+	if r.body != nil {
+		return append(b, r.body...), nil
 	}
-	b = appendText(append(b, `,"actor":{"type":`...), r.Actor.Type)
+	return appendBody(b, r)
+}
+
+// appendBody appends the fields of a record that its source fills, as they stand in a line.
+func appendBody(b []byte, r *Record) ([]byte, error) {
+	if r.Sandbox != "" {
+		b = append(appendText(append(b, `"sandbox":`...), string(r.Sandbox)), ',')
+	}
+	b = appendText(append(b, `"actor":{"type":`...), r.Actor.Type)
 	if r.Actor.ID != "" {
 		b = appendText(append(b, `,"id":`...), r.Actor.ID)
 	}

@@ -160,7 +160,7 @@ func (l *Log) recover() error {
 		return berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
 	return l.Emit(Record{
-		Actor: Actor{Type: "system"}, Type: Gap, Src: "audit", Trust: TrustHost, Outcome: OK,
+		Actor: Actor{Type: "system"}, Type: Gap, Src: OwnSource, Trust: TrustHost, Outcome: OK,
 		Reason: "a crash cut off the last line",
 		Data:   map[string]any{"source": "log", "count": 1, "bytes": torn},
 	})
@@ -189,7 +189,8 @@ func Chain(line []byte) string {
 // too: the chain cannot go on over a hole.
 func (l *Log) Emit(r Record) error { return l.EmitAll([]Record{r}) }
 
-// EmitAll appends several records by one system call, all of them or none.
+// EmitAll appends several records by one system call, all of them or none. Kind Invalid says that
+// one of them is too long or cannot be encoded.
 func (l *Log) EmitAll(records []Record) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -198,7 +199,7 @@ func (l *Log) EmitAll(records []Record) error {
 	}
 	if l.lost > 0 {
 		gap := Record{
-			Actor: Actor{Type: "system"}, Type: Gap, Src: "audit", Trust: TrustHost, Outcome: OK,
+			Actor: Actor{Type: "system"}, Type: Gap, Src: OwnSource, Trust: TrustHost, Outcome: OK,
 			Reason: "there was no space for them", Data: map[string]any{"source": "log", "count": l.lost},
 		}
 		if err := l.append(gap); err != nil {
@@ -224,7 +225,7 @@ func (l *Log) append(records ...Record) error {
 		start := len(lines)
 		var err error
 		if lines, err = encode(lines, &r); err != nil {
-			return berm.Errorf(berm.Internal, "audit record: %w", err)
+			return berm.Errorf(berm.Invalid, "audit record: %w", err)
 		}
 		prev = Chain(lines[start:])
 		ends = append(ends, len(lines))

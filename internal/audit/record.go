@@ -79,6 +79,9 @@ var Types = []Type{
 	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase,
 }
 
+// OwnSource is the Src of records that a log makes about itself.
+const OwnSource = "audit"
+
 // Trust says who observed what a record tells.
 type Trust string
 
@@ -129,6 +132,9 @@ type Record struct {
 	// Prev is the base64 SHA-256 of 0x01 and the bytes of the previous line, the
 	// newline left out; of nothing for the first line.
 	Prev string `json:"prev"`
+
+	// body is what ParseBody took, without braces: it stands for the fields that the caller fills.
+	body []byte
 }
 
 // Blob refers to content kept beside the log under its hash.

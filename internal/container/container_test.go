@@ -127,7 +127,7 @@ func (w *world) start() {
 		w.t.Fatal(err)
 	}
 	w.records = w.t.TempDir()
-	recorder := capture.New(w.log, w.records, true, log)
+	recorder := capture.New(w.log, audit.Directory(w.records), true, log)
 	inside := router.Inside{Sessions: w.sessions, Capture: recorder}
 	w.Manager = container.New(container.Config{Sessions: w.sessions, Inside: inside, Template: "base", Audit: w.log, Capture: recorder})
 }

@@ -56,9 +56,9 @@ type Config struct {
 	Templates Templates
 	Store     Store
 	Audit     audit.Emitter
-	// AuditDir is the directory of the audit log, for the content of files that sandboxes
-	// wrote. "" leaves what they wrote unrecorded.
-	AuditDir string
+	// Blobs takes the content of files that sandboxes wrote. nil leaves what they wrote
+	// unrecorded.
+	Blobs audit.Blobs
 	// SnapshotDir is where snapshots lie, and what is kept of sandboxes that are paused without
 	// memory; "" is nowhere: they are refused.
 	SnapshotDir string

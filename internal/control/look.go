@@ -24,7 +24,7 @@ const (
 
 // openLook begins a look at what the sandbox writes, if that is recorded.
 func (s *session) openLook(ctx context.Context) error {
-	if s.m.AuditDir == "" {
+	if s.m.Blobs == nil {
 		return nil
 	}
 	w, err := s.current().Writable(ctx)
@@ -40,7 +40,7 @@ func (s *session) openLook(ctx context.Context) error {
 // keepLook records what the sandbox has written when it has ended, unless run ends before. The
 // error is that of the first openLook.
 func (s *session) keepLook(run context.Context, err error) {
-	if s.m.AuditDir == "" {
+	if s.m.Blobs == nil {
 		return
 	}
 	for wait := 100 * time.Millisecond; ; wait = min(2*wait, 10*time.Second) {
@@ -119,7 +119,7 @@ func (m *Manager) Changes(ctx context.Context, id berm.SandboxID, actor audit.Ac
 	if err != nil {
 		return audit.Record{}, err
 	}
-	if m.AuditDir == "" {
+	if m.Blobs == nil {
 		return audit.Record{}, berm.Errorf(berm.Unsupported, "this server does not record what sandboxes write").
 			WithHint("start it with --record changes")
 	}
@@ -172,7 +172,7 @@ func (s *session) look(ctx context.Context, actor audit.Actor, at string) (audit
 }
 
 func (s *session) record(ctx context.Context, written *berm.Written, actor audit.Actor, at string) (audit.Record, error) {
-	records, err := layer.Records(ctx, written, s.identity(), s.m.AuditDir, at, strings.ToLower(rand.Text()), s.masking())
+	records, err := layer.Records(ctx, written, s.identity(), s.m.Blobs, at, strings.ToLower(rand.Text()), s.masking())
 	if err != nil {
 		s.unseen(actor, at, err)
 		return audit.Record{}, err
@@ -228,7 +228,7 @@ func (s *session) identity() layer.Identity {
 
 // unseen records that it is not known what the sandbox has written.
 func (s *session) unseen(actor audit.Actor, at string, err error) {
-	if s.m.AuditDir == "" {
+	if s.m.Blobs == nil {
 		return
 	}
 	r := audit.Record{

@@ -389,7 +389,7 @@ func (s *session) offline() {
 	if broker != nil {
 		ending.Go(func() {
 			// Its secrets are masked in what is kept of the files. No flow is left that could get one.
-			if s.m.AuditDir != "" && s.state() == berm.Killed {
+			if s.m.Blobs != nil && s.state() == berm.Killed {
 				s.seen()
 			}
 			finish(broker)

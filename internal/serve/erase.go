@@ -11,7 +11,7 @@ import (
 
 // eraser takes what is kept of a sandbox out of all that keeps it.
 type eraser struct {
-	log   *trail.Log
+	log   auditLog
 	index *index.Index
 	db    *store.DB
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/audit/index"
 	"github.com/berm-sandbox/berm/internal/audit/process"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
+	"github.com/berm-sandbox/berm/internal/audit/writer"
 	"github.com/berm-sandbox/berm/internal/builder"
 	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/container"
@@ -165,13 +166,23 @@ const maxCalls = 64
 // minAuditLimit leaves room for records of some minutes.
 const minAuditLimit = 64 << 20
 
-// audit opens the log of records.
-func (c *Config) audit(ctx context.Context, db *store.DB) (*trail.Log, error) {
+// auditLog is the log of records as its server needs it.
+type auditLog interface {
+	audit.Emitter
+	audit.Blobs
+	Origin() string
+	Seq() uint64
+	Erase(e trail.Erasure, dry bool) (trail.Erasure, error)
+	Close() error
+}
+
+// audit opens the log of records. A server of root has a process of its own, with no rights of
+// root's, write it.
+func (c *Config) audit(ctx context.Context, db *store.DB) (auditLog, error) {
 	if c.AuditLimit != 0 && c.AuditLimit < minAuditLimit {
 		return nil, berm.Errorf(berm.Invalid, "--audit-limit must be %d MiB at least", minAuditLimit>>20)
 	}
-	options := trail.Options{Log: c.Log, Keep: c.AuditKeep, Limit: c.AuditLimit}
-	options.Holds = func() ([]berm.SandboxID, error) {
+	holds := func() ([]berm.SandboxID, error) {
 		holds, err := db.Holds(ctx)
 		ids := make([]berm.SandboxID, len(holds))
 		for i, h := range holds {
@@ -179,17 +190,32 @@ func (c *Config) audit(ctx context.Context, db *store.DB) (*trail.Log, error) {
 		}
 		return ids, err
 	}
-	for _, path := range c.AuditAnchors {
-		options.Anchors = append(options.Anchors, trail.FileAnchor(path))
-	}
 	for _, witness := range c.AuditWitnesses {
 		u, err := url.Parse(witness)
 		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 			return nil, berm.Errorf(berm.Invalid, "--audit-witness %q is not an http or https URL", witness)
 		}
+	}
+	dir := filepath.Join(c.Data, "audit")
+	if os.Geteuid() == 0 && c.Program != nil {
+		log, err := writer.Open(writer.Config{
+			Dir: dir, Program: c.Program, Keep: c.AuditKeep, Limit: c.AuditLimit, Holds: holds, Log: c.Log,
+			Anchors: c.AuditAnchors, Witnesses: c.AuditWitnesses,
+		})
+		if err != nil {
+			return nil, err
+		}
+		c.Log.Info("writer of the audit log", "pid", log.PID())
+		return log, nil
+	}
+	options := trail.Options{Log: c.Log, Keep: c.AuditKeep, Limit: c.AuditLimit, Holds: holds}
+	for _, path := range c.AuditAnchors {
+		options.Anchors = append(options.Anchors, trail.FileAnchor(path))
+	}
+	for _, witness := range c.AuditWitnesses {
 		options.Anchors = append(options.Anchors, trail.WitnessAnchor(witness))
 	}
-	return trail.Open(filepath.Join(c.Data, "audit"), options)
+	return trail.Open(dir, options)
 }
 
 // checkForward refuses settings that say wrongly which records go where.
@@ -213,11 +239,11 @@ func noSecret(flag, secret string) error {
 }
 
 // forward sends records on. It returns what stops it.
-func (c *Config) forward(records *trail.Log) (stop func(), err error) {
+func (c *Config) forward(records auditLog) (stop func(), err error) {
 	var all []*forward.Forwarder
 	add := func(kind, address string, types []string, target forward.Target) {
 		all = append(all, &forward.Forwarder{
-			Dir: filepath.Join(c.Data, "audit"), Name: forward.TargetName(kind, address), Types: types, Target: target, Log: c.Log,
+			Dir: filepath.Join(c.Data, "audit"), Places: filepath.Join(c.Data, "forward"), Name: forward.TargetName(kind, address), Types: types, Target: target, Log: c.Log,
 		})
 	}
 	for _, address := range c.Webhooks {
@@ -380,12 +406,12 @@ func Run(ctx context.Context, c Config) error {
 
 	egress, stopEgress := c.egress(engine.Probe(ctx), secrets)
 	cu.Add(stopEgress)
-	changesTo := ""
+	var changes audit.Blobs
 	if slices.Contains(c.Record, RecordChanges) {
-		changesTo = filepath.Join(c.Data, "audit")
+		changes = records
 	}
 	sessions := control.New(control.Config{
-		Engine: engine, Templates: c.Templates, Store: db, Audit: records, AuditDir: changesTo, Log: c.Log, Seed: seed,
+		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Blobs: changes, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), Depot: saved, HoldLayers: c.HoldLayers,
 		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools, Boot: boot(),
@@ -394,7 +420,7 @@ func Run(ctx context.Context, c Config) error {
 	if err := sessions.Start(ctx); err != nil {
 		return err
 	}
-	recorder := capture.New(records, filepath.Join(c.Data, "audit"), slices.Contains(c.Record, RecordOutput), c.Log)
+	recorder := capture.New(records, records, slices.Contains(c.Record, RecordOutput), c.Log)
 	cu.Add(recorder.Close)
 	cu.Add(sessions.Close) // before: it cuts the streams that are recorded
 	if err := records.Emit(event(audit.ServerStart)); err != nil {
@@ -468,7 +494,7 @@ func Run(ctx context.Context, c Config) error {
 
 // boot is the kernel's name of its run; see random(4).
 func boot() string {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := os.ReadFile(trail.BootID)
 	if err != nil {
 		return ""
 	}

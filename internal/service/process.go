@@ -78,7 +78,8 @@ type Process struct {
 	PID    int
 	Exited chan struct{} // closed when it has ended
 
-	err  error  // why it ended; set before Exited is closed
+	Err error // why it ended, once Exited is closed
+
 	kill func() // by its pidfd, so never another process
 }
 
@@ -164,18 +165,18 @@ func (p *Process) watch(cmd *exec.Cmd, heart *net.UnixConn, ended func(error)) {
 	status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)
 	switch {
 	case <-hung:
-		p.err = berm.Errorf(berm.Unavailable, "%s did not answer for %s and was killed", name, MostMissed*Interval)
+		p.Err = berm.Errorf(berm.Unavailable, "%s did not answer for %s and was killed", name, MostMissed*Interval)
 	case status.Signaled() && status.Signal() == syscall.SIGSYS:
-		p.err = berm.Errorf(berm.Unavailable, "%s was killed by the kernel at a system call that it never makes", name).
+		p.Err = berm.Errorf(berm.Unavailable, "%s was killed by the kernel at a system call that it never makes", name).
 			WithHint("somebody may have taken it over; the kernel's log (type=1326) has the number of the call")
 	default:
 		if err == nil {
 			err = errors.New("it left")
 		}
-		p.err = berm.Errorf(berm.Unavailable, "%s ended: %w", name, err)
+		p.Err = berm.Errorf(berm.Unavailable, "%s ended: %w", name, err)
 	}
 	close(p.Exited)
-	ended(p.err)
+	ended(p.Err)
 }
 
 // beats asks again and again. It returns false when no answer came for too long, and true

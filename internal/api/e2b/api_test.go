@@ -103,7 +103,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 	t.Cleanup(w.builder.Close)
 	w.inside = &containertest.Interpreter{}
 	w.engine.Ports = map[uint16]http.Handler{container.Port: w.inside}
-	recorder := capture.New(w.audit, t.TempDir(), true, log)
+	recorder := capture.New(w.audit, audit.Directory(t.TempDir()), true, log)
 	t.Cleanup(recorder.Close)
 	w.containers = container.New(container.Config{Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: "base", Audit: w.audit, Capture: recorder})
 	w.Server = httptest.NewServer(New(Config{Builder: w.builder, Containers: w.containers, UploadKey: make([]byte, 32), Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))

@@ -112,7 +112,7 @@ func newCaptured(t *testing.T) *captured {
 		}
 		mux.ServeHTTP(rw, r)
 	})
-	w.router.Capture = capture.New(c.log, c.dir, true, w.router.Log)
+	w.router.Capture = capture.New(c.log, audit.Directory(c.dir), true, w.router.Log)
 	t.Cleanup(w.router.Capture.Close)
 	t.Cleanup(w.sessions.Close)
 	c.box = w.create(func(r *control.CreateRequest) { r.Actor = audit.Actor{Type: "key", ID: "k"} })

@@ -136,7 +136,7 @@ func newWorld(t testing.TB, domain string) *world {
 	}
 	t.Cleanup(sessions.Close)
 	plane := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { io.WriteString(w, "control plane") })
-	w := &world{t: t, sessions: sessions, engine: engine, router: New(Config{Sessions: sessions, Control: plane, Domain: domain, Capture: capture.New(audit.Discard, t.TempDir(), true, log), Log: log})}
+	w := &world{t: t, sessions: sessions, engine: engine, router: New(Config{Sessions: sessions, Control: plane, Domain: domain, Capture: capture.New(audit.Discard, audit.Directory(t.TempDir()), true, log), Log: log})}
 	w.Server = httptest.NewUnstartedServer(w.router)
 	var protocols http.Protocols
 	protocols.SetHTTP1(true)

@@ -70,7 +70,7 @@ func (l *Log) Add(r audit.Record) {
 // Blob keeps content.
 func (l *Log) Blob(kind, content string) audit.Blob {
 	l.tb.Helper()
-	w, err := audit.NewBlob(l.Dir, kind)
+	w, err := audit.Directory(l.Dir).NewBlob(kind)
 	if err == nil {
 		_, err = w.Write([]byte(content))
 	}
@@ -87,7 +87,7 @@ func (l *Log) Blob(kind, content string) audit.Blob {
 // Frames keeps output.
 func (l *Log) Frames(frames []audit.Frame) audit.Blob {
 	l.tb.Helper()
-	w, err := audit.NewBlob(l.Dir, audit.KindFrames)
+	w, err := audit.Directory(l.Dir).NewBlob(audit.KindFrames)
 	if err != nil {
 		l.tb.Fatal(err)
 	}

@@ -18,7 +18,7 @@ func BenchmarkOutput(b *testing.B) {
 	frame := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
 	for name, output := range map[string]bool{"kept": true, "counted": false} {
 		b.Run(name, func(b *testing.B) {
-			recorder := New(audit.Discard, b.TempDir(), output, slog.New(slog.DiscardHandler))
+			recorder := New(audit.Discard, audit.Directory(b.TempDir()), output, slog.New(slog.DiscardHandler))
 			start := func() *command {
 				request, _ := http.NewRequest(http.MethodPost, "http://x/process.Process/Start", strings.NewReader("\x00\x00\x00\x00\x02{}"))
 				request.Header.Set("Content-Type", "application/connect+json")

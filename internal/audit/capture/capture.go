@@ -23,7 +23,7 @@ import (
 // Recorder looks at the traffic to guest agents. Its methods are safe for concurrent use.
 type Recorder struct {
 	audit    audit.Emitter
-	dir      string
+	blobs    audit.Blobs
 	output   bool
 	log      *slog.Logger
 	refusals *rate.Limiter
@@ -37,11 +37,11 @@ type Recorder struct {
 // are recorded.
 const refusalsPerSecond = 10
 
-// New makes a Recorder that emits to a log and keeps the output of commands in its directory, or
+// New makes a Recorder that emits to a log and keeps the output of commands in blobs, or
 // only counts it.
-func New(emitter audit.Emitter, dir string, output bool, log *slog.Logger) *Recorder {
+func New(emitter audit.Emitter, blobs audit.Blobs, output bool, log *slog.Logger) *Recorder {
 	return &Recorder{
-		audit: emitter, dir: dir, output: output, log: log, refusals: rate.NewLimiter(refusalsPerSecond, 10*refusalsPerSecond),
+		audit: emitter, blobs: blobs, output: output, log: log, refusals: rate.NewLimiter(refusalsPerSecond, 10*refusalsPerSecond),
 		running: map[process]*command{},
 	}
 }

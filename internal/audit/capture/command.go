@@ -65,7 +65,7 @@ func (c *Recorder) start(r *http.Request, who Caller) (Call, error) {
 	}
 	user, _, _ := r.BasicAuth()
 	m := &command{recorder: c, who: who, trace: newTrace(), began: time.Now(), format: f, data: describe(&request, user)}
-	m.out = output{dir: c.dir}
+	m.out = output{blobs: c.blobs}
 	m.stream = reader{message: m.message, skipped: m.skipped, end: m.over}
 	m.queue = newQueue(m.take)
 	if !who.Known {

@@ -15,7 +15,7 @@ func FuzzStream(f *testing.F) {
 	f.Add("application/connect+json", []byte("\x00\x00\x00\x00\x26"+`{"event":{"data":{"stdout":"aGFsbG8="}}}`), 3)
 	f.Add("application/connect+json", []byte("\x00\x00\x00\x00\x1e"+`{"event":{"start":{"pid":1}}}`+"\x02\x00\x00\x00\x02{}"), 9)
 	f.Add("application/grpc", []byte("\x00\x00\x00\x00\x06\x0a\x04\x0a\x02\x08\x01\x01\xff\xff\xff\xff"), 12)
-	recorder := New(audit.Discard, f.TempDir(), true, slog.New(slog.DiscardHandler))
+	recorder := New(audit.Discard, audit.Directory(f.TempDir()), true, slog.New(slog.DiscardHandler))
 	f.Fuzz(func(t *testing.T, kind string, answer []byte, at int) {
 		request, _ := http.NewRequest(http.MethodPost, "http://x/process.Process/Start",
 			strings.NewReader("\x00\x00\x00\x00\x00"))
@@ -48,7 +48,7 @@ func FuzzRequest(f *testing.F) {
 	f.Add("/filesystem.Filesystem/Move", "application/grpc", "\x00\x00\x00\x00\x03\x0a\x01a")
 	f.Add("/files", "multipart/form-data; boundary=b", "--b\r\nContent-Disposition: form-data; name=file; filename=x\r\n\r\ny\r\n--b--")
 	f.Add("/files/compose", "", `{"source_paths":["a"],"destination":"b"}`)
-	recorder := New(audit.Discard, f.TempDir(), true, slog.New(slog.DiscardHandler))
+	recorder := New(audit.Discard, audit.Directory(f.TempDir()), true, slog.New(slog.DiscardHandler))
 	f.Fuzz(func(t *testing.T, path, kind, content string) {
 		request, err := http.NewRequest(http.MethodPost, "http://x/", strings.NewReader(content))
 		if err != nil {

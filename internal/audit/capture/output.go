@@ -26,7 +26,7 @@ type Output struct {
 
 // Output begins to keep what a command that begins now shows, or only counts it.
 func (c *Recorder) Output() *Output {
-	return &Output{out: output{dir: c.dir}, keeps: c.output, began: time.Now()}
+	return &Output{out: output{blobs: c.blobs}, keeps: c.output, began: time.Now()}
 }
 
 // Add takes a piece, of any size.
@@ -46,7 +46,7 @@ func (o *Output) End() (bytes int64, blobs []audit.Blob, err error) {
 
 // output keeps the frames of one command.
 type output struct {
-	dir     string
+	blobs   audit.Blobs
 	blob    *audit.BlobWriter // nil before the first frame
 	buffer  *bufio.Writer
 	frames  *audit.FrameWriter
@@ -116,7 +116,7 @@ func (o *output) keep(f audit.Frame) {
 		return
 	}
 	if o.blob == nil {
-		if o.blob, o.failed = audit.NewBlob(o.dir, audit.KindFrames); o.failed != nil {
+		if o.blob, o.failed = o.blobs.NewBlob(audit.KindFrames); o.failed != nil {
 			return
 		}
 		o.buffer = bufio.NewWriterSize(o.blob, 64<<10)

@@ -39,6 +39,7 @@ type Target interface {
 // one.
 type Forwarder struct {
 	Dir    string // of the log
+	Places string // directory of files that tell how far targets got; it is made
 	Name   string // of the target, for the file
 	Types  []string
 	Target Target
@@ -153,7 +154,7 @@ func (f *Forwarder) send(ctx context.Context, lines []trail.Line) bool {
 	}
 }
 
-func (f *Forwarder) path() string { return filepath.Join(f.Dir, "sent-"+f.Name+".json") }
+func (f *Forwarder) path() string { return filepath.Join(f.Places, "sent-"+f.Name+".json") }
 
 type place struct {
 	Next uint64 `json:"next"` // the number of the record to look at
@@ -161,6 +162,9 @@ type place struct {
 
 func (f *Forwarder) load() (uint64, error) {
 	content, err := os.ReadFile(f.path())
+	if errors.Is(err, fs.ErrNotExist) { // before there were Places
+		content, err = os.ReadFile(filepath.Join(f.Dir, filepath.Base(f.path())))
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return 0, nil
 	}
@@ -173,6 +177,9 @@ func (f *Forwarder) load() (uint64, error) {
 
 func (f *Forwarder) save(next uint64) error {
 	content, err := json.Marshal(place{next})
+	if err == nil {
+		err = os.MkdirAll(f.Places, 0o700)
+	}
 	if err == nil {
 		err = os.WriteFile(f.path()+".new", content, 0o600)
 	}

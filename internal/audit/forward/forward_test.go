@@ -94,7 +94,7 @@ func TestRecordsAreSentOnceEach(t *testing.T) {
 	l := open(t, dir)
 	emit(t, l, audit.SandboxCreate, audit.APICall)
 	r := &receiver{}
-	f := &Forwarder{Dir: dir, Name: "x", Types: []string{"sandbox.*"}, Target: r, Log: quiet}
+	f := &Forwarder{Dir: dir, Places: filepath.Join(dir, "places"), Name: "x", Types: []string{"sandbox.*"}, Target: r, Log: quiet}
 	stop := run(f, 2)
 	emit(t, l, audit.APICall, audit.SandboxCreate, audit.SandboxExit) // 3, 4, 5
 	r.eventually(t, 4, 5)

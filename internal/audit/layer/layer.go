@@ -39,10 +39,10 @@ const (
 // Records compares what a sandbox wrote with its template; what Berm wrote, to tell it who it is,
 // is left out while nobody changed it. The first record has the changes,
 // those that follow continue it and name content that it has no room for; the caller fills in whose they are.
-// Blobs go to the log in dir; mask, which may be nil, takes known secrets out of what is kept
+// Content goes to blobs; mask, which may be nil, takes known secrets out of what is kept
 // of files, and where it fails nothing more is kept. When ctx ends, or there is more than can be looked at, the
 // record tells what is known and what is missing.
-func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace string, mask Mask) ([]audit.Record, error) {
+func Records(ctx context.Context, w *berm.Written, of Identity, blobs audit.Blobs, at, trace string, mask Mask) ([]audit.Record, error) {
 	upper, err := os.OpenRoot(name(w.Upper))
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "open the writable layer: %w", err)
@@ -59,7 +59,7 @@ func Records(ctx context.Context, w *berm.Written, of Identity, dir, at, trace s
 	if failure != nil && found == nil {
 		return nil, failure
 	}
-	l := &look{ctx: ctx, identity: of, dir: dir, mask: mask, upper: upper, lower: lower, have: map[string]bool{}, data: audit.Changes{At: at}}
+	l := &look{ctx: ctx, identity: of, to: blobs, mask: mask, upper: upper, lower: lower, have: map[string]bool{}, data: audit.Changes{At: at}}
 	r := audit.Record{Type: audit.FileChange, Outcome: audit.OK, TraceID: trace}
 	if failure != nil {
 		r.Outcome, r.Reason = audit.Failed, "not everything is told: "+failure.Error()
@@ -129,7 +129,7 @@ func openLower(layers []*os.File) (*os.Root, error) {
 type look struct {
 	ctx          context.Context
 	identity     Identity
-	dir          string
+	to           audit.Blobs
 	upper, lower *os.Root
 	data         audit.Changes
 	blobs        []audit.Blob
@@ -291,7 +291,7 @@ func (l *look) keep(content []byte) string {
 		}
 		content = masked
 	}
-	blob, err := store(l.dir, audit.KindContent, audit.MaskTokens(content))
+	blob, err := store(l.to, audit.KindContent, audit.MaskTokens(content))
 	if err != nil {
 		l.stopped = true
 		return ""
@@ -304,8 +304,8 @@ func (l *look) keep(content []byte) string {
 	return blob.SHA256
 }
 
-func store(dir, kind string, content []byte) (audit.Blob, error) {
-	w, err := audit.NewBlob(dir, kind)
+func store(to audit.Blobs, kind string, content []byte) (audit.Blob, error) {
+	w, err := to.NewBlob(kind)
 	if err != nil {
 		return audit.Blob{}, err
 	}
@@ -355,7 +355,7 @@ func (l *look) fit(r *audit.Record, all []audit.Change) error {
 			return berm.Errorf(berm.Internal, "describe changes: %w", err)
 		}
 	}
-	blob, err := store(l.dir, audit.KindChanges, content)
+	blob, err := store(l.to, audit.KindChanges, content)
 	if err != nil {
 		return err
 	}

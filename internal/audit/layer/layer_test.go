@@ -122,7 +122,7 @@ func (b *box) written() *berm.Written {
 // look returns the changes by path, as the log would have them.
 func (b *box) look(ctx context.Context) ([]audit.Record, map[string]audit.Change) {
 	b.t.Helper()
-	records, err := Records(ctx, b.written(), Identity{}, b.log, "end", "trace", nil)
+	records, err := Records(ctx, b.written(), Identity{}, audit.Directory(b.log), "end", "trace", nil)
 	must(b.t, err)
 	line, err := json.Marshal(records[0].Data)
 	must(b.t, err)
@@ -315,7 +315,7 @@ func TestTimeEnds(t *testing.T) {
 	if l.data.Unhashed != 3 {
 		t.Errorf("%d hashes are told as missing", l.data.Unhashed)
 	}
-	if records, err := Records(ended, b.written(), Identity{}, b.log, "end", "", nil); err == nil && records[0].Outcome == audit.OK {
+	if records, err := Records(ended, b.written(), Identity{}, audit.Directory(b.log), "end", "", nil); err == nil && records[0].Outcome == audit.OK {
 		t.Errorf("%+v", records)
 	}
 }
@@ -349,7 +349,7 @@ func TestOneLayer(t *testing.T) {
 		}
 		must(t, os.WriteFile(filepath.Join(dir, name, "f"), []byte(name), 0o644))
 	}
-	records, err := Records(t.Context(), w, Identity{}, filepath.Join(dir, "log"), "pause", "", nil)
+	records, err := Records(t.Context(), w, Identity{}, audit.Directory(filepath.Join(dir, "log")), "pause", "", nil)
 	must(t, err)
 	if c := records[0].Data.(audit.Changes).Changes; len(c) != 1 || c[0].Before != sum("lower") || c[0].After != sum("upper") {
 		t.Errorf("%+v", c)
@@ -394,7 +394,7 @@ func TestOwnFilesAreLeftOut(t *testing.T) {
 		layer, err := os.Open(lower)
 		must(t, err)
 		w.Layers = append(w.Layers, layer)
-		records, err := Records(t.Context(), w, of, filepath.Join(dir, "log"), "end", "", nil)
+		records, err := Records(t.Context(), w, of, audit.Directory(filepath.Join(dir, "log")), "end", "", nil)
 		must(t, err)
 		for _, c := range records[0].Data.(audit.Changes).Changes {
 			paths = append(paths, c.Path)
@@ -445,7 +445,7 @@ func TestSecretsAreNotKept(t *testing.T) {
 	must(t, err)
 	w.Layers = append(w.Layers, lower)
 	log := filepath.Join(dir, "log")
-	records, err := Records(t.Context(), w, Identity{}, log, "end", "", nil)
+	records, err := Records(t.Context(), w, Identity{}, audit.Directory(log), "end", "", nil)
 	must(t, err)
 	for _, b := range records[0].Blobs {
 		content, err := os.ReadFile(filepath.Join(log, audit.BlobDir, b.SHA256[:2], b.SHA256))
@@ -510,7 +510,7 @@ func TestKnownSecretsAreMasked(t *testing.T) {
 			lower, err := os.Open(filepath.Join(dir, "lower"))
 			must(t, err)
 			w.Layers = append(w.Layers, lower)
-			records, err := Records(t.Context(), w, Identity{}, log, "end", "", func(_ context.Context, content []byte) ([]byte, error) {
+			records, err := Records(t.Context(), w, Identity{}, audit.Directory(log), "end", "", func(_ context.Context, content []byte) ([]byte, error) {
 				return bytes.ReplaceAll(content, []byte(secret), bytes.Repeat([]byte("*"), len(secret))), failure
 			})
 			must(t, err)

@@ -19,17 +19,34 @@ import (
 // append-only (chattr +a).
 type FileAnchor string
 
-// Keep implements Anchor.
-func (path FileAnchor) Keep(checkpoint string) error {
+// Open opens or creates the file.
+func (path FileAnchor) Open() (*os.File, error) {
 	f, err := os.OpenFile(string(path), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
-		return berm.Errorf(berm.Unavailable, "anchor of the audit log: %w", err)
+		return nil, berm.Errorf(berm.Unavailable, "anchor of the audit log: %w", err)
 	}
-	_, err = f.WriteString(checkpoint + "\n")
+	return f, nil
+}
+
+// Keep implements Anchor.
+func (path FileAnchor) Keep(checkpoint string) error {
+	f, err := path.Open()
+	if err != nil {
+		return err
+	}
+	return errors.Join(OpenAnchor{f}.Keep(checkpoint), f.Close())
+}
+
+// OpenAnchor is the file of a FileAnchor, for whoever may not open it.
+type OpenAnchor struct{ File *os.File }
+
+// Keep implements Anchor.
+func (a OpenAnchor) Keep(checkpoint string) error {
+	_, err := a.File.WriteString(checkpoint + "\n")
 	if err == nil {
-		err = f.Sync()
+		err = a.File.Sync()
 	}
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err != nil {
 		return berm.Errorf(berm.Unavailable, "anchor of the audit log: %w", err)
 	}
 	return nil

@@ -79,9 +79,12 @@ func sign(c Checkpoint, key note.Signer) (string, error) {
 	return string(signed), err
 }
 
+// BootID is the file with the kernel's name of its run; see random(4).
+const BootID = "/proc/sys/kernel/random/boot_id"
+
 // bootID tells one start of the machine from another.
 func bootID() string {
-	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := os.ReadFile(BootID)
 	if err != nil {
 		return "unknown"
 	}

@@ -137,7 +137,7 @@ func (l *Log) mayErase(e Erasure, now time.Time) error {
 func (e Erasure) records() (all []audit.Record) {
 	add := func(part spans, text string) {
 		all = append(all, audit.Record{
-			Sandbox: e.Sandbox, Actor: e.Actor, Type: audit.Erase, Src: "audit", Trust: audit.TrustHost, Outcome: audit.OK, Reason: e.Reason,
+			Sandbox: e.Sandbox, Actor: e.Actor, Type: audit.Erase, Src: audit.OwnSource, Trust: audit.TrustHost, Outcome: audit.OK, Reason: e.Reason,
 			Data: audit.Erasure{Records: int(part.count()), Seqs: text},
 		})
 	}

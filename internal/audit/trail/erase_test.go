@@ -23,7 +23,7 @@ var erasing = Erasure{Sandbox: "sbx1", Actor: audit.Actor{Type: "key", ID: "k"},
 // keep adds a record that names content.
 func keepContent(t testing.TB, l *Log, id berm.SandboxID, content string) {
 	t.Helper()
-	b, err := audit.NewBlob(l.dir, audit.KindContent)
+	b, err := l.NewBlob(audit.KindContent)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -201,6 +201,11 @@ func damaged(dir, what string) error {
 // Origin is the name of the log, which tells it from others.
 func (l *Log) Origin() string { return l.origin }
 
+// NewBlob implements audit.Blobs.
+func (l *Log) NewBlob(kind string) (*audit.BlobWriter, error) {
+	return audit.Directory(l.dir).NewBlob(kind)
+}
+
 // Last implements audit.Keeper: the chain goes on over files.
 func (l *Log) Last() ([]byte, error) {
 	names, _, err := Dir(l.dir).segments()
@@ -434,7 +439,7 @@ func (l *Log) RotateKey() error {
 		return berm.Errorf(berm.Internal, "audit key: %w", err)
 	}
 	return l.Emit(audit.Record{
-		Actor: audit.Actor{Type: "system"}, Type: audit.KeyRotate, Src: "audit", Trust: audit.TrustHost, Outcome: audit.OK,
+		Actor: audit.Actor{Type: "system"}, Type: audit.KeyRotate, Src: audit.OwnSource, Trust: audit.TrustHost, Outcome: audit.OK,
 		Data: audit.KeyChange{New: public},
 	})
 }

@@ -78,7 +78,7 @@ func (l *Log) remove(remove []removal, rest []content) error {
 	}
 	for _, r := range remove {
 		if err := l.Emit(audit.Record{
-			Actor: audit.Actor{Type: "system"}, Type: audit.Removed, Src: "audit", Trust: audit.TrustHost, Outcome: audit.OK,
+			Actor: audit.Actor{Type: "system"}, Type: audit.Removed, Src: audit.OwnSource, Trust: audit.TrustHost, Outcome: audit.OK,
 			Reason: r.why, Data: r.Removal,
 		}); err != nil {
 			return err

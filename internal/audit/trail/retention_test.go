@@ -23,7 +23,7 @@ func ofOne(t *testing.T, l *Log, id berm.SandboxID, n, size int, age time.Durati
 		at = at.Add(time.Minute) // however slow the test is
 	}
 	for i := range n {
-		b, err := audit.NewBlob(l.dir, audit.KindContent)
+		b, err := l.NewBlob(audit.KindContent)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -143,7 +143,7 @@ func TestLimitOfAFlood(t *testing.T) {
 // A blob counts as new when a record is about to name it, however long ago it was written.
 func TestBlobIsAsOldAsItsRecord(t *testing.T) {
 	dir := t.TempDir()
-	b, err := audit.NewBlob(dir, audit.KindFrames)
+	b, err := audit.Directory(dir).NewBlob(audit.KindFrames)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,7 @@ func emit(t testing.TB, l *Log, n int) {
 			Trust: audit.TrustHost, Outcome: audit.OK, Data: map[string]any{"route": "GET /sandboxes", "status": 200 + i},
 		}
 		if i%10 == 4 {
-			b, err := audit.NewBlob(l.dir, audit.KindContent)
+			b, err := l.NewBlob(audit.KindContent)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,6 +1,7 @@
 package landlock
 
 import (
+	"os"
 	"syscall"
 	"unsafe"
 
@@ -14,7 +15,21 @@ import (
 // Threads that are restricted one by one come to be in separate domains, which is no matter
 // for files. It works in programs without cgo only, where Go can reach every thread: the
 // error is ENOTSUP otherwise, and EOPNOTSUPP without Landlock.
-func ReadOnly(paths ...string) error {
+func ReadOnly(paths ...string) error { return keep(nil, paths) }
+
+// keepFiles are the rights of a service on the files of its directory: to make and remove regular ones
+// and directories, and to move them.
+const keepFiles = unix.LANDLOCK_ACCESS_FS_READ_FILE | unix.LANDLOCK_ACCESS_FS_READ_DIR | Append |
+	unix.LANDLOCK_ACCESS_FS_REMOVE_FILE | unix.LANDLOCK_ACCESS_FS_REMOVE_DIR |
+	unix.LANDLOCK_ACCESS_FS_MAKE_REG | unix.LANDLOCK_ACCESS_FS_MAKE_DIR | unix.LANDLOCK_ACCESS_FS_REFER
+
+// Within is ReadOnly for a service that keeps files in a directory, which is open: it may write
+// below it.
+func Within(dir *os.File, paths ...string) error {
+	return keep([]Grant{{int(dir.Fd()), keepFiles}}, paths)
+}
+
+func keep(grants []Grant, paths []string) error {
 	abi := ABI()
 	if abi < abiRefer {
 		return unix.EOPNOTSUPP
@@ -25,6 +40,11 @@ func ReadOnly(paths ...string) error {
 		return errno
 	}
 	defer unix.Close(int(fd))
+	for _, g := range grants {
+		if err := g.add(int(fd), attr.Handled_access_fs); err != nil {
+			return err
+		}
+	}
 	for _, path := range paths {
 		at, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 		if err == unix.ENOENT || err == unix.ENOTDIR || err == unix.EACCES {

@@ -46,7 +46,7 @@ func play(role []string) error {
 		return nil
 	}
 	if role[0] == "service" {
-		return playService(role[1], os.Args[1], os.Args[2])
+		return playService(role[1], os.Args[1], os.Args[2], os.Args[3])
 	}
 	p, err := Lookup(role[1])
 	if err != nil {

@@ -21,17 +21,27 @@ const kill action = unix.SECCOMP_RET_KILL_PROCESS
 // what it does and nothing else: whoever makes it do something else has taken it over, so a
 // call that is not listed ends it. Load it when all threads have no_new_privs.
 func Egress() Profile {
-	return service("egressd", runtimePermits(os.Getpid()), networkPermits, linkPermits)
+	return service("egressd", runtimePermits(os.Getpid()), readPermits, socketPermits, networkPermits, linkPermits)
 }
 
 // Broker is the profile of the service of credentials.
 func Broker() Profile {
-	return service("brokerd", runtimePermits(os.Getpid()), networkPermits, doorPermits)
+	return service("brokerd", runtimePermits(os.Getpid()), readPermits, socketPermits, networkPermits, doorPermits)
 }
 
 // Fetch is the profile of the process that serves the layers of an image on its way.
 func Fetch() Profile {
-	return service("fetch", runtimePermits(os.Getpid()), networkPermits, linkPermits, blobPermits)
+	return service("fetch", runtimePermits(os.Getpid()), readPermits, socketPermits, networkPermits, linkPermits, blobPermits)
+}
+
+// Log is the profile of the writer of the audit log, which has a network when it sends checkpoints
+// to witnesses.
+func Log(network bool) Profile {
+	lists := [][]permit{runtimePermits(os.Getpid()), socketPermits, logPermits}
+	if network {
+		lists = append(lists, networkPermits, linkPermits)
+	}
+	return service("auditd", lists...)
 }
 
 func service(name string, lists ...[]permit) Profile {
@@ -71,20 +81,30 @@ func runtimePermits(pid int) []permit {
 		{"epoll_create1 epoll_ctl epoll_pwait eventfd2", allow, "all descriptors are waited for at once"},
 		{"read write close lseek", allow, "what is open; a directory is read from its start"},
 		{"fcntl", is(1, 0, unix.F_GETFL, unix.F_SETFL, unix.F_GETFD, unix.F_SETFD, unix.F_DUPFD_CLOEXEC, unix.F_ADD_SEALS), "descriptors that came are made non-blocking, and closed on execution; a file in memory is sealed"},
-		// What can be opened is Landlock's affair; by this it cannot be written.
-		{"openat", is(2, unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|unix.O_TMPFILE&^unix.O_DIRECTORY, unix.O_RDONLY), "the resolvers, the authorities and the time zone are read"},
 		{"fstat newfstatat readlinkat getdents64", allow, "the same files are looked at and found"},
 		// Go tries these first, and does without when they fail.
 		{"splice sendfile copy_file_range pipe2", fail(unix.ENOSYS), "copies between descriptors: the kernel's shortcuts had holes, and Go has another way"},
 	}
 }
 
-var networkPermits = []permit{
-	{"bind", allow, "Go finds out whether there is IPv6; the netlink socket joins the groups of addresses. What is bound cannot listen"},
-	{"connect getsockname getpeername shutdown", allow, "connections are made and ended"},
-	{"sendto recvfrom sendmsg recvmsg", allow, "datagrams, and descriptors over Unix sockets"},
+// readPermits are for files that are only read.
+var readPermits = []permit{
+	// What can be opened is Landlock's affair; by this it cannot be written.
+	{"openat", is(2, unix.O_ACCMODE|unix.O_CREAT|unix.O_TRUNC|unix.O_TMPFILE&^unix.O_DIRECTORY, unix.O_RDONLY), "the resolvers, the authorities and the time zone are read"},
+}
+
+// socketPermits are for connections that are open.
+var socketPermits = []permit{
+	{"getsockname getpeername shutdown", allow, "connections that came are looked at and ended"},
+	{"sendmsg recvmsg", allow, "descriptors over Unix sockets"},
 	{"writev", allow, "several pieces are written at once"},
 	{"getsockopt", is(1, 0, unix.SOL_SOCKET), "what kind of socket a descriptor is, and whether it got connected"},
+}
+
+var networkPermits = []permit{
+	{"bind", allow, "Go finds out whether there is IPv6; the netlink socket joins the groups of addresses. What is bound cannot listen"},
+	{"connect", allow, "connections are made"},
+	{"sendto recvfrom", allow, "datagrams"},
 	{"setsockopt", byArg{arg: 1, cases: []oneOf{
 		{[]uint32{unix.SOL_SOCKET}, is(2, 0, unix.SO_KEEPALIVE, unix.SO_BROADCAST, unix.SO_LINGER, unix.SO_REUSEADDR)},
 		{[]uint32{unix.IPPROTO_TCP}, is(2, 0, unix.TCP_NODELAY, unix.TCP_KEEPIDLE, unix.TCP_KEEPINTVL, unix.TCP_KEEPCNT)},
@@ -122,4 +142,15 @@ var doorPermits = []permit{
 // blobPermits are for what arrives.
 var blobPermits = []permit{
 	{"pwrite64", allow, "what came is written at its place, into files that are open"},
+}
+
+// logPermits are for the files of a log. What cannot be made are links, named pipes and sockets:
+// others read the directory with more rights.
+var logPermits = []permit{
+	{"openat", allow, "what can be opened to be written is Landlock's affair: the directory of the log"},
+	{"pwrite64 ftruncate", allow, "a file is written at its place; half a line is taken away"},
+	{"fsync fdatasync", allow, "what was written outlives the machine"},
+	{"flock", allow, "a log has one writer"},
+	{"mkdirat renameat renameat2 unlinkat utimensat", allow, "files get their names when they are whole, and old ones go"},
+	{"uname", allow, "the name of the host stands in records"},
 }

@@ -21,7 +21,7 @@ import (
 )
 
 func services() map[string]func() Profile {
-	return map[string]func() Profile{"egressd": Egress, "brokerd": Broker}
+	return map[string]func() Profile{"egressd": Egress, "brokerd": Broker, "auditd": func() Profile { return Log(false) }, "auditd-witness": func() Profile { return Log(true) }}
 }
 
 // Every call of a service's has a reason, is known, and is listed once.
@@ -31,8 +31,9 @@ func TestPermits(t *testing.T) {
 		known[c.name] = true
 	}
 	for name, lists := range map[string][][]permit{
-		"egressd": {runtimePermits(1), networkPermits, linkPermits},
-		"brokerd": {runtimePermits(1), networkPermits, doorPermits},
+		"egressd":        {runtimePermits(1), readPermits, socketPermits, networkPermits, linkPermits},
+		"brokerd":        {runtimePermits(1), readPermits, socketPermits, networkPermits, doorPermits},
+		"auditd-witness": {runtimePermits(1), socketPermits, logPermits, networkPermits, linkPermits},
 	} {
 		seen := map[string]bool{}
 		for _, list := range lists {
@@ -53,7 +54,7 @@ func TestPermits(t *testing.T) {
 
 // playService is a process under a service's profile: it does what services do, or makes one
 // call, on a thread that was there before.
-func playService(name, what, address string) error {
+func playService(name, what, address, dir string) error {
 	before := make(chan func())
 	go func() {
 		runtime.LockOSThread()
@@ -74,7 +75,7 @@ func playService(name, what, address string) error {
 		return err
 	}
 	if what == "life" {
-		return live(name, address)
+		return live(name, address, dir)
 	}
 	done := make(chan syscall.Errno)
 	before <- func() { done <- forbidden(name)[what]() }
@@ -82,7 +83,7 @@ func playService(name, what, address string) error {
 }
 
 // live does what services do.
-func live(name, address string) error {
+func live(name, address, dir string) error {
 	var group sync.WaitGroup
 	for i := range 40 { // threads, computation that has to be interrupted, memory
 		group.Go(func() {
@@ -109,12 +110,22 @@ func live(name, address string) error {
 	if _, err := os.Stat("/etc/localtime"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	if _, err := net.InterfaceAddrs(); err != nil {
-		return err
-	}
 	networks := []string{"tcp", "udp"}
-	if name == "brokerd" {
+	switch {
+	case name == "brokerd":
 		networks = networks[:1]
+	case strings.HasPrefix(name, "auditd"):
+		if err := keepFiles(dir); err != nil {
+			return err
+		}
+		if name == "auditd" {
+			networks = nil
+		}
+	}
+	if len(networks) > 0 {
+		if _, err := net.InterfaceAddrs(); err != nil {
+			return err
+		}
 	}
 	for _, network := range networks {
 		c, err := (&net.Dialer{Timeout: 5 * time.Second}).DialContext(context.Background(), network, address)
@@ -147,6 +158,21 @@ func live(name, address string) error {
 		c.Close()
 	}
 	return nil
+}
+
+// keepFiles does what the writer of a log does in its directory.
+func keepFiles(dir string) error {
+	f, err := os.CreateTemp(dir, "")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	below := filepath.Join(dir, "below")
+	_, write := f.WriteAt([]byte("text"), 1)
+	_, hostname := os.Hostname()
+	return errors.Join(write, hostname, f.Truncate(2), f.Sync(), unix.Fdatasync(int(f.Fd())), unix.Flock(int(f.Fd()), unix.LOCK_EX),
+		os.Chtimes(f.Name(), time.Time{}, time.Now()), os.MkdirAll(below, 0o700), os.Rename(f.Name(), filepath.Join(below, "file")),
+		os.Remove(filepath.Join(below, "file")), os.Remove(below))
 }
 
 // forbidden are calls that end a service.
@@ -202,16 +228,40 @@ func forbidden(name string) map[string]func() syscall.Errno {
 		calls["datagrams"] = socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
 		calls["pair"] = raw(unix.SYS_SOCKETPAIR, unix.AF_UNIX, unix.SOCK_STREAM, 0, 0)
 	}
+	if strings.HasPrefix(name, "auditd") {
+		for _, its := range []string{"open to write", "create", "truncate", "nameless file", "unlink"} {
+			delete(calls, its)
+		}
+		calls["symbolic link"] = raw(unix.SYS_SYMLINKAT, 0, 0, 0)
+		calls["link"] = raw(unix.SYS_LINKAT, 0, 0, 0, 0, 0)
+		calls["pipe with a name"] = raw(unix.SYS_MKNODAT, 0, 0, unix.S_IFIFO, 0)
+		calls["owner"] = raw(unix.SYS_FCHOWNAT, 0, 0, 0, 0, 0)
+		calls["mode"] = raw(unix.SYS_FCHMODAT, 0, 0, 0)
+		calls["another directory"] = raw(unix.SYS_CHDIR, 0)
+	}
+	if name == "auditd" {
+		calls["tcp"] = socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		calls["udp"] = socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+		calls["connect"] = raw(unix.SYS_CONNECT, 0, 0, 0)
+	}
 	return calls
 }
 
 // A service does all that it has to, and dies of what it must not do, whichever thread does it.
 func TestServices(t *testing.T) {
 	address, program := echoes(t), withoutCgo(t)
+	dir, err := os.MkdirTemp("", "berm-seccomp-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
 	for name := range services() {
 		for place, credential := range users() {
 			run := func(what string) (*os.ProcessState, string) {
-				cmd := again("service "+name, what, address)
+				cmd := again("service "+name, what, address, dir)
 				cmd.Path = program
 				cmd.SysProcAttr.Credential = credential
 				out, _ := cmd.CombinedOutput()

@@ -1,0 +1,37 @@
+package writer
+
+import (
+	"strconv"
+	"time"
+
+	"github.com/spf13/pflag"
+)
+
+// Settings are what a writer is started with.
+type Settings struct {
+	After     uint64        // the last record that the server knows
+	Keep      time.Duration // as trail.Options
+	Limit     int64         // as trail.Options
+	Anchors   int           // files that get checkpoints, which come as descriptors
+	Witnesses []string      // URLs that get checkpoints
+}
+
+// Flags are the flags by which the command gets them.
+func (s *Settings) Flags(flags *pflag.FlagSet) {
+	flags.Uint64Var(&s.After, "after", 0, "number of the last record that is known")
+	flags.DurationVar(&s.Keep, "keep", 0, "how long records are kept")
+	flags.Int64Var(&s.Limit, "limit", 0, "bytes that they may take")
+	flags.IntVar(&s.Anchors, "anchors", 0, "files that get checkpoints, by descriptor")
+	flags.StringArrayVar(&s.Witnesses, "witness", nil, "URL that gets checkpoints")
+}
+
+func (s *Settings) args() []string {
+	args := []string{
+		"--after", strconv.FormatUint(s.After, 10), "--keep", s.Keep.String(), "--limit", strconv.FormatInt(s.Limit, 10),
+		"--anchors", strconv.Itoa(s.Anchors),
+	}
+	for _, url := range s.Witnesses {
+		args = append(args, "--witness", url)
+	}
+	return args
+}
