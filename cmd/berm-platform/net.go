@@ -169,7 +169,7 @@ func printFlow(w io.Writer, style terminal.Style, e client.FlowEvent) error {
 	add("credential", e.Credential)
 	add("reason", e.Reason)
 	add("rule", e.Rule)
-	if e.Action == "allow" {
+	if e.Action == "allow" || e.Up+e.Down > 0 { // also of one that was cut: it had passed until then
 		if e.Name != "" {
 			add("address", e.Address)
 		}

@@ -34,11 +34,14 @@ func (e *events) add(event egress.Event) {
 	event.Time = event.Time.UTC()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if event.Action == "deny" {
+	// A flow that was cut is told by itself, as one that ended, with its bytes: what limits flows
+	// limits their number.
+	cut := func(e *egress.Event) bool { return e.Kind == "flow" && e.Up+e.Down > 0 }
+	if event.Action == "deny" && !cut(&event) {
 		// A program that tries again and again is one event.
 		for i := len(e.waiting) - 1; i >= 0; i-- {
 			w := &e.waiting[i]
-			if w.Action == event.Action && w.Kind == event.Kind && w.Name == event.Name && w.Address == event.Address && w.Port == event.Port && w.Reason == event.Reason && w.Method == event.Method && w.Path == event.Path {
+			if !cut(w) && w.Action == event.Action && w.Kind == event.Kind && w.Name == event.Name && w.Address == event.Address && w.Port == event.Port && w.Reason == event.Reason && w.Method == event.Method && w.Path == event.Path {
 				w.Count = max(w.Count, 1) + 1
 				return
 			}
