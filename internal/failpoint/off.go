@@ -10,3 +10,6 @@ package failpoint
 
 // Hit does what BERM_FAILPOINTS asks for at the point called name.
 func Hit(name string) error { return nil }
+
+// Environment is what a process that is started anew has to have for the same points.
+func Environment() []string { return nil }

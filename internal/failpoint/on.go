@@ -42,3 +42,6 @@ func Hit(name string) error {
 		return fmt.Errorf("failpoint %s", name)
 	}
 }
+
+// Environment is what a process that is started anew has to have for the same points.
+func Environment() []string { return []string{"BERM_FAILPOINTS=" + os.Getenv("BERM_FAILPOINTS")} }

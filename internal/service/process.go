@@ -16,6 +16,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/cleanup"
+	"github.com/berm-sandbox/berm/internal/failpoint"
 )
 
 // The hidden commands of berm that are services: the network service, the service of credentials,
@@ -126,7 +127,7 @@ func Start(program Program) (*Process, error) {
 // environment is what the service gets of its owner's: where a company keeps the authorities
 // by which upstreams are verified.
 func environment() []string {
-	env := []string{"PATH=/usr/bin:/bin"}
+	env := append([]string{"PATH=/usr/bin:/bin"}, failpoint.Environment()...)
 	for _, name := range []string{"SSL_CERT_FILE", "SSL_CERT_DIR"} {
 		if value, ok := os.LookupEnv(name); ok {
 			env = append(env, name+"="+value)

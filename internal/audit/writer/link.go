@@ -34,7 +34,7 @@ type answer struct {
 
 // newLink starts the writer, which goes on after a record that is known, and returns when the log is
 // open.
-func newLink(c Config, anchors []*os.File, after uint64) (_ *link, _ ready, err error) {
+func newLink(c Config, anchors []*os.File, after int64) (_ *link, _ ready, err error) {
 	var no ready
 	program, err := c.Program()
 	if err != nil {

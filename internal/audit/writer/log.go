@@ -84,7 +84,7 @@ func Open(c Config) (*Log, error) {
 		}
 		l.anchors = append(l.anchors, f)
 	}
-	k, r, err := newLink(c, l.anchors, 0)
+	k, r, err := newLink(c, l.anchors, unknown)
 	if err != nil {
 		return nil, errors.Join(err, l.closeAnchors())
 	}
@@ -335,7 +335,7 @@ func (l *Log) relink(old *link, pause time.Duration) {
 	}
 	time.Sleep(pause)
 	l.mu.Lock()
-	after := l.seq
+	after := int64(l.seq)
 	l.mu.Unlock()
 	k, r, err := newLink(l.c, l.anchors, after)
 	if err == nil && r.Origin != l.origin {

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
@@ -384,4 +386,57 @@ func TestServerDies(t *testing.T) {
 	if died != deaths {
 		t.Errorf("%d of %d deaths are told", died, deaths)
 	}
+}
+
+// Records for which there is no space are refused and counted, and the log goes on when there is.
+func TestDiskFull(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("missing: root, to mount a small disk")
+	}
+	dir := filepath.Join(t.TempDir(), "disk")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=512k,mode=700"); err != nil {
+		t.Skipf("missing: a disk in memory: %v", err)
+	}
+	defer func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	ballast := filepath.Join(dir, "ballast")
+	if err := os.WriteFile(ballast, make([]byte, 256<<10), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	log := filepath.Join(dir, "audit")
+	l := open(t, log)
+	acknowledged := map[string]bool{}
+	refused := 0
+	for i := 0; refused < 5 && i < 10_000; i++ {
+		text := fmt.Sprint(i, strings.Repeat(" ", 500))
+		switch err := l.Emit(record(text)); {
+		case err == nil:
+			acknowledged[text] = true
+		case berm.KindOf(err) == berm.Unavailable && strings.Contains(berm.HintOf(err), "space"):
+			refused++
+		default:
+			t.Fatal(err)
+		}
+	}
+	if refused < 5 {
+		t.Fatal("the disk does not get full")
+	}
+	if err := syscall.Kill(l.PID(), syscall.SIGKILL); err != nil { // it goes on without space too
+		t.Fatal(err)
+	}
+	if err := os.Remove(ballast); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Emit(record("after")); err != nil {
+		t.Fatal(err)
+	}
+	acknowledged["after"] = true
+	closeLog(t, l)
+	once(t, log, acknowledged)
 }

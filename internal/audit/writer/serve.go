@@ -128,14 +128,14 @@ func openLog(o trail.Options) (*trail.Log, error) {
 }
 
 // taken counts the records after one that came from a server.
-func (s *server) taken(after uint64) (n int, err error) {
-	if after == 0 {
+func (s *server) taken(after int64) (n int, err error) {
+	if after == unknown {
 		return 0, nil
 	}
-	if seq := s.log.Seq(); seq < after {
+	if seq := s.log.Seq(); int64(seq) < after {
 		return 0, berm.Errorf(berm.Internal, "the audit log has %d records, and the server was told of %d", seq, after)
 	}
-	for line, err := range trail.Dir(here).Records(after + 1) {
+	for line, err := range trail.Dir(here).Records(uint64(after + 1)) {
 		if err != nil {
 			return n, berm.Errorf(berm.Internal, "audit log: %w", err)
 		}

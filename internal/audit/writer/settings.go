@@ -9,16 +9,19 @@ import (
 
 // Settings are what a writer is started with.
 type Settings struct {
-	After     uint64        // the last record that the server knows
+	After     int64         // the last record that the server knows; unknown at its start
 	Keep      time.Duration // as trail.Options
 	Limit     int64         // as trail.Options
 	Anchors   int           // files that get checkpoints, which come as descriptors
 	Witnesses []string      // URLs that get checkpoints
 }
 
+// unknown is the last record for a server that begins.
+const unknown = -1
+
 // Flags are the flags by which the command gets them.
 func (s *Settings) Flags(flags *pflag.FlagSet) {
-	flags.Uint64Var(&s.After, "after", 0, "number of the last record that is known")
+	flags.Int64Var(&s.After, "after", unknown, "number of the last record that is known")
 	flags.DurationVar(&s.Keep, "keep", 0, "how long records are kept")
 	flags.Int64Var(&s.Limit, "limit", 0, "bytes that they may take")
 	flags.IntVar(&s.Anchors, "anchors", 0, "files that get checkpoints, by descriptor")
@@ -27,7 +30,7 @@ func (s *Settings) Flags(flags *pflag.FlagSet) {
 
 func (s *Settings) args() []string {
 	args := []string{
-		"--after", strconv.FormatUint(s.After, 10), "--keep", s.Keep.String(), "--limit", strconv.FormatInt(s.Limit, 10),
+		"--after", strconv.FormatInt(s.After, 10), "--keep", s.Keep.String(), "--limit", strconv.FormatInt(s.Limit, 10),
 		"--anchors", strconv.Itoa(s.Anchors),
 	}
 	for _, url := range s.Witnesses {
