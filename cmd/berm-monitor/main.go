@@ -12,6 +12,8 @@ import (
 	"runtime"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/berm-sandbox/berm/internal/driver/namespace/launch"
 	"github.com/berm-sandbox/berm/internal/monitor"
 )
@@ -46,8 +48,9 @@ func run() error {
 		return err
 	}
 	null.Close()
-	for _, fd := range []int{launch.FDInit, launch.FDAgent} {
-		syscall.CloseOnExec(fd)
+	// What the server inherited by accident came here too, and must not get into the sandbox.
+	if err := unix.CloseRange(launch.FDInit, 1<<31-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("keep descriptors out of the sandbox: %w", err)
 	}
 	c, err := monitor.Accept(conn, "")
 	if err != nil {

@@ -3,8 +3,12 @@ package drivertest
 import (
 	"fmt"
 	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 )
@@ -21,6 +25,39 @@ var wallCases = []testCase{
 		out := sh(t, s, "cat "+canary+" /proc/*/root"+canary+" 2>/dev/null; cd /; cd ../../..; cat ."+canary+" 2>/dev/null; ls /proc/self/fd; true")
 		if strings.Contains(out, "canary of the host") {
 			t.Error("a file of the host was read")
+		}
+	}},
+	{name: "OwnDescriptors", run: func(t *testing.T, h Harness) {
+		// Whoever started this process let it inherit something, as shells and service managers do.
+		var pipe [2]int
+		if err := unix.Pipe2(pipe[:], unix.O_CLOEXEC); err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Close(pipe[0]) }()
+		defer func() { _ = unix.Close(pipe[1]) }()
+		inherited, err := unix.FcntlInt(uintptr(pipe[1]), unix.F_DUPFD, 200)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = unix.Close(inherited) }()
+		link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", inherited))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Driver = h.Reopen(t) // no monitor was started before
+		create(t, h)
+		names, err := filepath.Glob("/proc/[0-9]*/fd/*") // those that this user may look at
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range names {
+			pid := strings.Split(name, "/")[2]
+			if got, err := os.Readlink(name); err != nil || got != link || pid == strconv.Itoa(os.Getpid()) {
+				continue
+			}
+			if who, _ := os.ReadFile("/proc/" + pid + "/comm"); string(who) != "berm-monitor\n" {
+				t.Errorf("%s has a descriptor of the host's", strings.TrimSpace(string(who)))
+			}
 		}
 	}},
 	{name: "FewDevices", needs: []Feature{Exec}, run: func(t *testing.T, h Harness) {

@@ -145,6 +145,32 @@ func TestDriver(t *testing.T) {
 	drivertest.Run(t, func(t *testing.T) drivertest.Harness { return harness(t, root, path) })
 }
 
+// What runsc logged of a start that failed is told: an image can have what gVisor cannot start.
+func TestSaysWhyItDoesNotStart(t *testing.T) {
+	path := runsc(t)
+	root := os.Getenv(drivertest.RootVariable)
+	if root == "" {
+		root = drivertest.Root(t, t.TempDir(), 0)
+	}
+	h := harness(t, root, path)
+	spec, odd := h.Spec(), t.TempDir()
+	if err := os.Mkdir(filepath.Join(odd, "dev"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc", filepath.Join(odd, "dev/berm")); err != nil {
+		t.Fatal(err)
+	}
+	spec.Layers = append(spec.Layers, berm.Layer{DiffID: "sha256:odd", Path: odd})
+	s, err := h.Driver.Create(t.Context(), spec)
+	if err == nil {
+		_, _ = s.Kill(t.Context(), berm.ReasonKilled)
+		_ = s.Close()
+	}
+	if err == nil || !strings.Contains(err.Error(), "/dev/berm/berm-init") {
+		t.Errorf("%v", err)
+	}
+}
+
 // TestOrdinaryUser runs it again as a user without any rights but subordinate ids.
 func TestOrdinaryUser(t *testing.T) {
 	path := runsc(t)
@@ -152,7 +178,7 @@ func TestOrdinaryUser(t *testing.T) {
 		t.Skip("slow: root's BERM_TEST_ALL=1 runs it")
 	}
 	drivertest.GrantIDs(t)
-	drivertest.AsUser(t, drivertest.SubordinateIDs, "^TestDriver$", path)
+	drivertest.AsUser(t, drivertest.SubordinateIDs, "^(TestDriver|TestSaysWhyItDoesNotStart)$", path)
 }
 
 // TestVersion: what is built is what is asked for.

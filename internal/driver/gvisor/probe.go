@@ -104,7 +104,7 @@ func look(ctx context.Context, config Config) (f found) {
 		return f
 	}
 	f.runsc, err = find(config.Runsc)
-	add(Program, true, f.runsc, err, "make runsc builds it; put it beside berm")
+	add(Program, true, f.runsc, err, "make runsc builds it; put it beside berm, where this user may execute it")
 	if err != nil {
 		return f
 	}

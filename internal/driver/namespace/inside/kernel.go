@@ -18,6 +18,7 @@ func carry(message []byte, streams, trees []int) {
 	}
 	setUp([]byte(steps), trees)
 	forgetHandlers()
+	unix.CloseOnExec(control)
 	argv := strings.Split(args, "\x00")
 	kernel, err := syscall.ForkExec("/bin/"+argv[0], argv, &syscall.ProcAttr{
 		Dir: "/", Env: []string{}, Files: []uintptr{uintptr(streams[0]), uintptr(streams[1]), 2}, Sys: &syscall.SysProcAttr{Setsid: true},
@@ -45,6 +46,9 @@ func carry(message []byte, streams, trees []int) {
 			tell(plan.Failed, argv[0]+" ended: "+describe(status))
 			unix.Exit(1)
 		default:
+			if status.ExitStatus() != 0 { // the monitor may not read what is in here
+				tell(plan.Failed, argv[0]+" ended: "+describe(status)+lastWords(args))
+			}
 			unix.Exit(status.ExitStatus())
 		}
 	}
@@ -63,4 +67,20 @@ func connect(path string) {
 	if err != nil {
 		tell(plan.Connected, err.Error())
 	}
+}
+
+// lastWords are the end of what the kernel logged.
+func lastWords(args string) string {
+	_, rest, _ := strings.Cut(args, "--log=")
+	path, _, _ := strings.Cut(rest, "\x00")
+	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC|unix.O_NOFOLLOW, 0)
+	if err != nil {
+		return ""
+	}
+	text := make([]byte, 2048)
+	if size, err := unix.Seek(fd, 0, unix.SEEK_END); err == nil {
+		_, _ = unix.Seek(fd, max(0, size-int64(len(text))), unix.SEEK_SET)
+	}
+	n, _ := unix.Read(fd, text)
+	return ": " + strings.TrimSpace(string(text[:max(n, 0)]))
 }

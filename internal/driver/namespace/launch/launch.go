@@ -805,6 +805,12 @@ func (s *Sandbox) keepFile(conn *net.UnixConn) {
 
 // explain adds what init reported to an error.
 func (s *Sandbox) explain(err error) error {
+	if s.carrier != nil && berm.KindOf(err) == berm.Internal { // it has ended, or is about to say why
+		select {
+		case <-s.carrier.ended:
+		case <-time.After(stopPatience):
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.failure != "" {
