@@ -353,7 +353,7 @@ func TestRefused(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, fileName), make([]byte, 1<<20), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := Open(t.Context(), dir, 0); berm.KindOf(err) != berm.Internal || !strings.Contains(err.Error(), "no file system") {
+	if _, err := Open(t.Context(), dir, 0); berm.KindOf(err) != berm.Internal || !strings.Contains(err.Error(), "no file system") || berm.HintOf(err) == "" {
 		t.Errorf("another file: %v", err)
 	}
 }

@@ -66,7 +66,8 @@ func kindOf(f *os.File) (kind, error) {
 			return k, nil
 		}
 	}
-	return kind{}, berm.Errorf(berm.Internal, "%s holds no file system that a depot can be", f.Name())
+	return kind{}, berm.Errorf(berm.Internal, "%s holds no file system that a depot can be", f.Name()).
+		WithHint("put it back from a copy; without it, what is saved in it is lost: remove it and what in snapshots/ leads into it")
 }
 
 func (k kind) make(ctx context.Context, file string) error { return k.run(ctx, k.mkfs, file) }
