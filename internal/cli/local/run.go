@@ -542,6 +542,9 @@ func remedy(e egress.Event, what string, allow []string) string {
 		return fmt.Sprintf("--allow %s with --open %s lets it through", what, addr)
 	}
 	why, _, _ := strings.Cut(strings.TrimPrefix(e.Detail, "Denied ("+e.Reason+"): "), "\n")
+	if _, rule, ok := strings.Cut(e.Detail, "\n  - "); ok && e.Protocol == "udp" { // --allow is about TCP
+		return "; a policy with the rule " + rule + " lets it through (--policy FILE)"
+	}
 	switch e.Reason {
 	case "not_listed", "port":
 		return "; --allow " + what + " lets it through"

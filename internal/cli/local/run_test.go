@@ -17,6 +17,7 @@ func TestRemedy(t *testing.T) {
 		want  string
 	}{
 		{egress.Event{Reason: "not_listed", Detail: "Denied (not_listed): …"}, "", "; --allow a.example:80 lets it through"},
+		{egress.Event{Reason: "not_listed", Protocol: "udp", Detail: "Denied (not_listed): 9.8.7.6:53/udp is not in the policy. This rule would allow it:\n  - {to: [\"9.8.7.6\"], proto: udp}"}, "", "; a policy with the rule {to: [\"9.8.7.6\"], proto: udp} lets it through (--policy FILE)"},
 		{egress.Event{Reason: "port"}, "", "; --allow a.example:80 lets it through"},
 		{egress.Event{Reason: "dns_private_answer", Detail: "Denied (dns_private_answer): a.example:80 cannot be reached: it has no public address.\n  more"}, "", ": a.example:80 cannot be reached: it has no public address."},
 		{egress.Event{Reason: "dns_private_answer", Name: "a.example", Port: 80, Detail: "Denied (dns_private_answer): a.example:80 cannot be reached: its address 10.1.2.3 is not public: a rule must name the host, and the operator must open the address."}, "", ": its address 10.1.2.3 is not public; --allow a.example:80 with --open 10.1.2.3 lets it through"},
