@@ -47,9 +47,10 @@ const (
 	Always Lazy = "yes"  // or refused
 )
 
-// allow says how many layers arrive lazily, and why not more, or refuses.
+// allow says how many layers arrive lazily, and why not more, or refuses. There is no reason when
+// nothing has to arrive.
 func (l Lazy) allow(layers int, reason error, p Progress) error {
-	if layers > 0 {
+	if layers > 0 || reason == nil {
 		return nil
 	}
 	if l == Always {
@@ -87,7 +88,8 @@ var lazily = func() error {
 }
 
 // mayArrive says from which layer on an image can arrive lazily, with the tables of contents of
-// those layers: all from there on must have one. reason is why none can, or why not more.
+// those layers: all from there on must have one. reason is why none can, or why not more; nil
+// when all are here.
 func (s *Store) mayArrive(ctx context.Context, img *image, opts ImportOptions) (from int, tables [][]arrival.Entry, reason error, err error) {
 	from = len(img.layers)
 	if err := lazily(); err != nil {
@@ -112,7 +114,6 @@ func (s *Store) mayArrive(ctx context.Context, img *image, opts ImportOptions) (
 			break
 		}
 	}
-	reason = errors.New("all of it is here")
 	for ; from > stop; from-- {
 		l := img.layers[from-1]
 		if l.table == "" {
@@ -127,7 +128,7 @@ func (s *Store) mayArrive(ctx context.Context, img *image, opts ImportOptions) (
 		}
 		tables = append([][]arrival.Entry{entries}, tables...)
 	}
-	return from, tables, reason, nil
+	return from, tables, nil, nil
 }
 
 // source asks a registry with what Docker's configuration has for it.

@@ -373,6 +373,10 @@ func TestLazyReadsWhatIsAskedFor(t *testing.T) {
 	arrived(t, s, "app")
 	killed()
 	nothingArrives(t, s)
+	// What is here need not arrive.
+	if again, err := s.Import(t.Context(), r.host+"/app", ImportOptions{Lazy: Always, Name: "again"}, nil); err != nil || again.Arriving != nil {
+		t.Errorf("imported again: %+v, %v", again, err)
+	}
 }
 
 // A template is told why its image does not get on, and an import of it without --lazy waits.

@@ -51,8 +51,12 @@ const (
 	agentRenew      = 3
 )
 
-// agentPatience bounds how long the agent may take for one.
-const agentPatience = 5 * time.Second
+// How long the agent may take for one, and for the last, when all processes that were saved want to
+// run at once: a desktop on a busy machine took five seconds.
+const (
+	agentPatience = 5 * time.Second
+	renewPatience = 20 * time.Second
+)
 
 // Checkpoint saves files and memory, while gVisor lets no program run. Connections to the guest
 // agent end: a descriptor of the host's that came in while it ran is nothing that gVisor can save.
@@ -74,7 +78,7 @@ func (s *Sandbox) Checkpoint(dir string) (saved berm.Saved, err error) {
 	// Those who connect from now on wait.
 	s.passing.Lock()
 	defer s.passing.Unlock()
-	if err := s.askAgent(agentRelease, nil); err != nil {
+	if err := s.askAgent(agentRelease, nil, agentPatience); err != nil {
 		return saved, err
 	}
 	monitor.Trace("connections released")
@@ -289,12 +293,12 @@ func (s *Sandbox) goOn() error {
 
 // askAgent has the guest agent do something about its connections, and waits until it is done.
 // The caller holds passing.
-func (s *Sandbox) askAgent(request byte, file *os.File) error {
+func (s *Sandbox) askAgent(request byte, file *os.File, patience time.Duration) error {
 	var rights []byte
 	if file != nil {
 		rights = unix.UnixRights(int(file.Fd()))
 	}
-	_ = s.pipe.SetDeadline(time.Now().Add(agentPatience))
+	_ = s.pipe.SetDeadline(time.Now().Add(patience))
 	defer func() { _ = s.pipe.SetDeadline(time.Time{}) }()
 	_, _, err := s.pipe.WriteMsgUnix([]byte{request}, rights, nil)
 	for answer := []byte{0}; err == nil; {
@@ -330,5 +334,5 @@ func (s *Sandbox) renew() error {
 	defer config.Close()
 	s.passing.Lock()
 	defer s.passing.Unlock()
-	return s.askAgent(agentRenew, config)
+	return s.askAgent(agentRenew, config, renewPatience)
 }
