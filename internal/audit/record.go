@@ -2,6 +2,7 @@
 package audit
 
 import (
+	"cmp"
 	"encoding/json"
 	"time"
 
@@ -152,6 +153,18 @@ const MaxLine = 32 << 10
 // the caller of a control action must then refuse the action.
 type Emitter interface {
 	Emit(Record) error
+}
+
+// EmitAll gives an emitter several records, at once if it can take them so. Some of them may be kept when it
+// fails.
+func EmitAll(e Emitter, records []Record) (err error) {
+	if several, ok := e.(interface{ EmitAll([]Record) error }); ok {
+		return several.EmitAll(records)
+	}
+	for _, r := range records {
+		err = cmp.Or(err, e.Emit(r))
+	}
+	return err
 }
 
 // Discard takes records and keeps none: for tests and for code that runs before a

@@ -53,6 +53,9 @@ type Collector struct {
 	ready    chan struct{} // has one when the queue is to be worked off
 	over     chan struct{} // closed when nothing more comes
 
+	telling sync.Mutex
+	records []audit.Record // that are not emitted yet
+
 	mu      sync.Mutex
 	boxes   map[uint32]*box // by pid namespace
 	waiting []chan struct{} // for what is in the ring now to be recorded
@@ -140,7 +143,7 @@ func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 	if first == nil {
 		return berm.Errorf(berm.Unsupported, "the processes of sandbox %s are not the host's", id)
 	}
-	b := &box{id: id, first: *first, hosts: map[int]int{}, ledger: ledger.New(emitTo(c.audit, c.log, id, "kernel"))}
+	b := &box{id: id, first: *first, hosts: map[int]int{}, ledger: ledger.New(c.later(id))}
 	var err error
 	if b.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", first.PID), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return berm.Errorf(berm.NotFound, "sandbox %s has no first process: %w", id, err)
@@ -339,13 +342,14 @@ func (c *Collector) workOff() {
 		if i.box != nil {
 			c.take(i)
 		}
-		for n, done := range i.done {
-			if n == 0 {
-				c.sums()
-			}
+		if len(i.done) > 0 {
+			c.sums()
+		}
+		for _, done := range i.done {
 			close(done)
 		}
 	}
+	c.emit()
 }
 
 // sums records what was counted of all sandboxes.
@@ -356,6 +360,38 @@ func (c *Collector) sums() {
 	for _, b := range boxes {
 		b.ledger.Sum(c.tracer.Lost(b.first.Namespace) + b.full.Load())
 	}
+	c.emit()
+}
+
+// mostRecords are emitted at once.
+const mostRecords = 500
+
+// later is a ledger's way to the log: its records wait for others, since the log's answer may take longer than
+// all else.
+func (c *Collector) later(id berm.SandboxID) func(audit.Type, audit.Outcome, string, any) {
+	return func(what audit.Type, outcome audit.Outcome, reason string, data any) {
+		c.telling.Lock()
+		c.records = append(c.records, recordOf(id, "kernel", what, outcome, reason, data))
+		full := len(c.records) >= mostRecords
+		c.telling.Unlock()
+		if full {
+			c.emit()
+		}
+	}
+}
+
+// emit gives the log what is noted.
+func (c *Collector) emit() {
+	c.telling.Lock()
+	defer c.telling.Unlock() // those of one sandbox stay in order
+	if len(c.records) == 0 {
+		return
+	}
+	if err := audit.EmitAll(c.audit, c.records); err != nil {
+		c.log.Error("audit records lost", "what", "process records", "count", len(c.records), "error", err)
+	}
+	clear(c.records)
+	c.records = c.records[:0]
 }
 
 var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit, trace.Call: audit.ProcCall}
@@ -399,12 +435,15 @@ func (c *Collector) take(i item) {
 // emitTo is a ledger's way to the log.
 func emitTo(emitter audit.Emitter, log *slog.Logger, id berm.SandboxID, source string) func(audit.Type, audit.Outcome, string, any) {
 	return func(what audit.Type, outcome audit.Outcome, reason string, data any) {
-		err := emitter.Emit(audit.Record{
-			Sandbox: id, Actor: audit.Actor{Type: "system"}, Type: what, Src: source, Trust: audit.TrustHost,
-			Outcome: outcome, Reason: reason, Data: data,
-		})
-		if err != nil {
+		if err := emitter.Emit(recordOf(id, source, what, outcome, reason, data)); err != nil {
 			log.Error("audit record lost", "sandbox", id, "type", what, "error", err)
 		}
+	}
+}
+
+func recordOf(id berm.SandboxID, source string, what audit.Type, outcome audit.Outcome, reason string, data any) audit.Record {
+	return audit.Record{
+		Sandbox: id, Actor: audit.Actor{Type: "system"}, Type: what, Src: source, Trust: audit.TrustHost,
+		Outcome: outcome, Reason: reason, Data: data,
 	}
 }

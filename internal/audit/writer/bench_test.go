@@ -84,3 +84,18 @@ func BenchmarkAppendOne(b *testing.B) {
 		}
 	})
 }
+
+// BenchmarkAppendSeveral is records that one caller has many of, as those of processes are.
+func BenchmarkAppendSeveral(b *testing.B) {
+	several := make([]audit.Record, 100)
+	for i := range several {
+		several[i] = ran
+	}
+	bench(b, func(l *writer.Log) {
+		for b.Loop() {
+			if err := l.EmitAll(several); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}

@@ -122,20 +122,57 @@ func (l *Log) Emit(r audit.Record) error {
 	if err != nil {
 		return err
 	}
-	l.mu.Lock()
-	if l.closed {
-		l.mu.Unlock()
-		return berm.Errorf(berm.Unavailable, "audit log is closed")
-	}
-	b := l.gathering()
-	at := b.add(body)
-	l.mu.Unlock()
-	l.wake()
-	<-b.done
-	if err, ok := b.refused[at]; ok {
+	places, err := l.add(body)
+	if err != nil {
 		return err
 	}
-	return b.err
+	return places[0].wait()
+}
+
+// EmitAll appends several records, which wait for the writer together. Its error is that of the first that was
+// refused.
+func (l *Log) EmitAll(records []audit.Record) (err error) {
+	bodies := make([][]byte, len(records))
+	for i, r := range records {
+		if bodies[i], err = audit.AppendBody(nil, r); err != nil {
+			return err
+		}
+	}
+	places, err := l.add(bodies...)
+	for _, p := range places {
+		err = cmp.Or(err, p.wait())
+	}
+	return err
+}
+
+// place is where a record is.
+type place struct {
+	*batch
+	at int
+}
+
+// wait returns when the writer has written a record, or why not.
+func (p place) wait() error {
+	<-p.done
+	if err, ok := p.refused[p.at]; ok {
+		return err
+	}
+	return p.err
+}
+
+// add has records sent.
+func (l *Log) add(bodies ...[]byte) (places []place, err error) {
+	l.mu.Lock()
+	defer l.wake()
+	defer l.mu.Unlock()
+	if l.closed {
+		return nil, berm.Errorf(berm.Unavailable, "audit log is closed")
+	}
+	for _, body := range bodies {
+		b := l.gathering()
+		places = append(places, place{b, b.add(body)})
+	}
+	return places, nil
 }
 
 // gathering is the batch that takes more records. The caller holds the lock.

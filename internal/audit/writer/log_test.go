@@ -162,6 +162,51 @@ func TestLog(t *testing.T) {
 }
 
 // A record that is none spoils no other, and what only the log tells of is refused.
+// Several are kept in their order, but for one that is refused, also when they are more than one batch and the
+// writer dies meanwhile.
+func TestSeveral(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "audit")
+	l := open(t, dir)
+	var records []audit.Record
+	for i := range 2500 {
+		records = append(records, record(fmt.Sprint("record ", i)))
+	}
+	bad := records[1700]
+	bad.Type = audit.Removed
+	records[1700] = bad
+	done := make(chan error)
+	go func() { done <- l.EmitAll(records) }()
+	for l.Seq() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := unix.Kill(l.PID(), unix.SIGKILL); err != nil {
+		t.Error(err)
+	}
+	if err := <-done; berm.KindOf(err) != berm.Invalid {
+		t.Errorf("with a record that only the log may make: %v", err)
+	}
+	closeLog(t, l)
+	if err := l.EmitAll(records[:2]); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("of a log that is closed: %v", err)
+	}
+	next := 0
+	for _, line := range lines(t, dir) {
+		if n, err := fmt.Sscanf(line.Reason, "record %d", new(int)); n != 1 || err != nil {
+			continue // of the log itself
+		}
+		if next == 1700 {
+			next++
+		}
+		if line.Reason != fmt.Sprint("record ", next) {
+			t.Fatalf("%q in the place of record %d", line.Reason, next)
+		}
+		next++
+	}
+	if next != len(records) {
+		t.Errorf("%d records of %d", next, len(records))
+	}
+}
+
 func TestRefusedRecords(t *testing.T) {
 	dir := t.TempDir()
 	l := open(t, dir)

@@ -21,9 +21,11 @@ import (
 const (
 	maxPacked  = 64 << 20  // of the table, in the blob
 	maxTable   = 256 << 20 // of the table, unpacked
-	maxRecords = 1_000_000 // entries of the table; the unpacker has a limit for files
 	maxChunk   = 64 << 20  // what has to be unpacked to read one byte; builders use 4 MiB
 )
+
+// maxRecords bounds the entries of a table: the unpacker has a limit for files. It is smaller in tests.
+var maxRecords = 1_000_000
 
 // Entry is one file of a layer, as the layer's table of contents has it.
 type Entry struct {

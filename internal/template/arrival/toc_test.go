@@ -19,6 +19,8 @@ const zeros = "sha256:0000000000000000000000000000000000000000000000000000000000
 // Tables that a hostile builder makes, whose digest an image may well name, are refused with the
 // entry named, and never taken for less than they say.
 func TestHostileTables(t *testing.T) {
+	defer func(before int) { maxRecords = before }(maxRecords)
+	maxRecords = 1000
 	chunk := func(more string) string {
 		return fmt.Sprintf(`{"entries":[{"name":"f","type":"reg","size":10,"chunkDigest":%q,%s]}`, zeros, more)
 	}
