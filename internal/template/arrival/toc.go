@@ -19,9 +19,9 @@ import (
 
 // Bounds of what a table of contents may hold.
 const (
-	maxPacked  = 64 << 20  // of the table, in the blob
-	maxTable   = 256 << 20 // of the table, unpacked
-	maxChunk   = 64 << 20  // what has to be unpacked to read one byte; builders use 4 MiB
+	maxPacked = 64 << 20  // of the table, in the blob
+	maxTable  = 256 << 20 // of the table, unpacked
+	maxChunk  = 64 << 20  // what has to be unpacked to read one byte; builders use 4 MiB
 )
 
 // maxRecords bounds the entries of a table: the unpacker has a limit for files. It is smaller in tests.
