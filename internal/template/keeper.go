@@ -131,6 +131,7 @@ type keeper struct {
 
 	process *os.Process
 	control net.Conn
+	events  *json.Decoder // of control: it may have read the next one with the first
 	exited  chan error
 	over    bool // all is whole
 }
@@ -270,9 +271,10 @@ func (k *keeper) fetcher() error {
 		}
 		exited <- err
 	}(k.process)
+	k.events = json.NewDecoder(k.control)
 	_ = k.control.SetReadDeadline(time.Now().Add(fetcherStart))
 	var e arrival.Event
-	if err := json.NewDecoder(k.control).Decode(&e); err != nil || e.Mount == nil {
+	if err := k.events.Decode(&e); err != nil || e.Mount == nil {
 		_ = k.process.Kill()
 		if died := <-k.exited; died != nil {
 			err = died
@@ -289,9 +291,9 @@ func (k *keeper) fetcher() error {
 func (k *keeper) run() error {
 	defer k.end()
 	arrived := make(chan struct{}, 1)
-	listen := func(conn net.Conn) {
+	listen := func(events *json.Decoder) {
 		k.waits("")
-		for events := json.NewDecoder(conn); ; {
+		for {
 			var e arrival.Event
 			if err := events.Decode(&e); err != nil {
 				return
@@ -303,7 +305,7 @@ func (k *keeper) run() error {
 			}
 		}
 	}
-	go listen(k.control)
+	go listen(k.events)
 	tick := time.NewTicker(time.Second)
 	defer tick.Stop()
 	leaving := false
@@ -330,7 +332,7 @@ func (k *keeper) run() error {
 			if err := k.fetcher(); err != nil {
 				return err
 			}
-			go listen(k.control)
+			go listen(k.events)
 		case <-arrived:
 			if err := k.complete(); err != nil {
 				if berm.KindOf(err) == berm.Invalid || berm.KindOf(err) == berm.Unsupported {
