@@ -199,7 +199,7 @@ func (d *Door) Close() {
 		o.timer.Stop()
 	}
 	for guest := range d.guests {
-		guest.Close()
+		_ = guest.Close()
 	}
 	d.mu.Unlock()
 	d.listen.Close()

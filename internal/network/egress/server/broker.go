@@ -25,7 +25,7 @@ func (x *sandbox) useBroker(file *os.File) error {
 	x.broker = broker
 	x.mu.Unlock()
 	if old != nil {
-		old.Close()
+		_ = old.Close()
 	}
 	go func() {
 		// It never says anything: what comes is the end.

@@ -376,7 +376,7 @@ func (x *sandbox) close() {
 	}
 	x.server.flows.Leave(x)
 	if broker := x.door(); broker != nil {
-		broker.Close()
+		_ = broker.Close()
 	}
 	x.events.close()
 }
