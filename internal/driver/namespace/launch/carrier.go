@@ -65,15 +65,11 @@ func (s *Sandbox) carryGVisor() error {
 	}
 	c := &carrier{control: s.control, answers: make(chan connection, 1), begun: make(chan struct{}), ended: make(chan struct{})}
 	s.carrier, s.control = c, nil
-	theirs, err := s.connect(true)
+	theirs, connections, err := s.streams()
 	if err != nil {
 		return err
 	}
 	defer theirs.Close()
-	connections, err := s.passConnections()
-	if err != nil {
-		return err
-	}
 	defer connections.Close()
 	if err := failpoint.Hit("launch.stage"); err != nil {
 		return err

@@ -92,15 +92,11 @@ func (s *Sandbox) startGVisor() error {
 	if err := failpoint.Hit("launch.mounts"); err != nil {
 		return err
 	}
-	theirs, err := s.connect(true)
+	theirs, connections, err := s.streams()
 	if err != nil {
 		return err
 	}
 	defer theirs.Close()
-	connections, err := s.passConnections()
-	if err != nil {
-		return err
-	}
 	defer connections.Close()
 	// Whoever ends while the monitor waits is its child from now on; else the first process
 	// of the machine would have to wait for them.
@@ -420,6 +416,19 @@ func (s *Sandbox) await() {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// streams makes those that runsc is started with: init's socket to the monitor, and the one through which
+// the agent gets its connections.
+func (s *Sandbox) streams() (control, connections *os.File, err error) {
+	if control, err = s.connect(true); err != nil {
+		return nil, nil, err
+	}
+	if connections, err = s.passConnections(); err != nil {
+		control.Close()
+		return nil, nil, err
+	}
+	return control, connections, nil
 }
 
 // passConnections hands each connection to the agent's socket on: the agent, which cannot
