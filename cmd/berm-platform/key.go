@@ -62,25 +62,26 @@ func checkData(dir string) error {
 }
 
 func newKeyCreateCommand(with withStore) *cobra.Command {
-	var name string
-	var erase bool
+	var key store.Key
+	var team string
 	cmd := &cobra.Command{
 		Use:   "create",
 		Short: "Make an API key and print it, once",
 		Example: `  export E2B_API_KEY=$(berm key create --name laptop)
+  berm key create --team blue --name ci
   berm key create --erase --name "data protection"`,
 		Args: cli.UsageArgs(cobra.NoArgs),
 	}
 	asJSON := cli.JSONFlag(cmd)
-	cmd.Flags().StringVar(&name, "name", "", "what the key is for")
-	cmd.Flags().BoolVar(&erase, "erase", false, "one that may also erase what the audit log has of a sandbox")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+	cmd.Flags().StringVar(&key.Name, "name", "", "what the key is for")
+	cmd.Flags().StringVar(&team, "team", berm.Team("").String(), "the team that it is of")
+	cmd.Flags().BoolVar(&key.Erase, "erase", false, "one that may also erase what the audit log has of a sandbox")
+	cmd.RunE = func(cmd *cobra.Command, _ []string) (err error) {
+		if key.Team, err = berm.ParseTeam(team); err != nil {
+			return cli.UsageError{Err: err}
+		}
 		return with(cmd, func(db *store.DB) error {
-			create := db.CreateKey
-			if erase {
-				create = db.CreateErasingKey
-			}
-			key, secret, err := create(cmd.Context(), name)
+			key, secret, err := db.CreateKey(cmd.Context(), key)
 			if err != nil {
 				return err
 			}
@@ -114,7 +115,7 @@ func newKeyListCommand(with withStore) *cobra.Command {
 			if *asJSON {
 				return cli.PrintJSON(cmd.OutOrStdout(), keys)
 			}
-			table := terminal.NewTable(terminal.StyleFor(cmd.OutOrStdout()), "ID", "KEY", "NAME", "MAY ERASE", "CREATED", "REVOKED")
+			table := terminal.NewTable(terminal.StyleFor(cmd.OutOrStdout()), "ID", "KEY", "TEAM", "NAME", "MAY ERASE", "CREATED", "REVOKED")
 			for _, k := range keys {
 				revoked := "-"
 				if !k.Revoked.IsZero() {
@@ -124,7 +125,7 @@ func newKeyListCommand(with withStore) *cobra.Command {
 				if k.Erase {
 					mayErase = "yes"
 				}
-				table.Row(k.ID, k.Prefix+"…", k.Name, mayErase, k.Created.Local().Format(time.DateTime), revoked)
+				table.Row(k.ID, k.Prefix+"…", k.Team.String(), k.Name, mayErase, k.Created.Local().Format(time.DateTime), revoked)
 			}
 			return table.Write(cmd.OutOrStdout())
 		})

@@ -46,6 +46,7 @@ func commands() (sandboxes, machine []*cobra.Command) {
 	machine = []*cobra.Command{
 		newServeCommand(),
 		newAuditCommand(),
+		newTeamCommand(),
 		newKeyCommand(),
 		newTemplateCommand(),
 		newContextCommand(),

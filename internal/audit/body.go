@@ -33,6 +33,7 @@ var fields = []struct {
 	needed bool
 	check  func(r *Record, value []byte) bool
 }{
+	{`"team":`, false, isText},
 	{`"sandbox":`, false, func(r *Record, value []byte) bool {
 		r.Sandbox = berm.SandboxID(bytes.Trim(value, `"`))
 		// Who erases looks for it as it is written.

@@ -109,6 +109,9 @@ func appendRecord(b []byte, r *Record) ([]byte, error) {
 
 // appendBody appends the fields of a record that its source fills, as they stand in a line.
 func appendBody(b []byte, r *Record) ([]byte, error) {
+	if r.Team != "" {
+		b = append(appendText(append(b, `"team":`...), string(r.Team)), ',')
+	}
 	if r.Sandbox != "" {
 		b = append(appendText(append(b, `"sandbox":`...), string(r.Sandbox)), ',')
 	}

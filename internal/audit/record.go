@@ -46,6 +46,7 @@ const (
 	PolicySet      Type = "policy.set" // data: the policy
 	KeyCreate      Type = "key.create"
 	KeyRevoke      Type = "key.revoke"
+	TeamSet        Type = "team.set" // a team was made, or has other limits; data: store.Team
 	TemplateBuild  Type = "template.build"
 	TemplateRemove Type = "template.remove"
 	ServerStart    Type = "server.start"
@@ -75,7 +76,7 @@ const (
 // Types are all record types.
 var Types = []Type{
 	APICall, SandboxCreate, SandboxStart, SandboxPause, SandboxResume, SandboxUpdate, SnapshotTake, SnapshotRemove, SandboxFork, SandboxRollback, SandboxExit, AgentLost, LimitHit,
-	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcCall, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TemplateBuild, TemplateRemove,
+	ExecStart, ExecExit, ProcFork, ProcExec, ProcExit, ProcCall, ProcSum, FileAPI, FileChange, PolicySet, KeyCreate, KeyRevoke, TeamSet, TemplateBuild, TemplateRemove,
 	ServerStart, ServerStop, NetFlow, NetDNS, NetAsk, SecretSet, SecretRemove, SecretRotate, CredentialSet,
 	CredentialUse, CredentialDeny, CredentialMisuse, CredentialLeak, CredentialEcho, Gap, KeyRotate, Removed, HoldSet, HoldEnd, Erase,
 }
@@ -116,6 +117,7 @@ type Record struct {
 	Seq      uint64         `json:"seq"`  // of the log, without gaps
 	Time     time.Time      `json:"time"` // UTC, nanoseconds
 	Host     string         `json:"host"`
+	Team     berm.Team      `json:"team,omitempty"` // whose it is, "" is the server's own
 	Sandbox  berm.SandboxID `json:"sandbox,omitempty"`
 	Actor    Actor          `json:"actor"`
 	Type     Type           `json:"type"`

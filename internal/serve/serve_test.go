@@ -254,7 +254,7 @@ func TestKeysChangeWhileTheServerRuns(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer db.Close()
-	key, secret, err := db.CreateKey(t.Context(), "second")
+	key, secret, err := db.CreateKey(t.Context(), store.Key{Name: "second"})
 	if err != nil {
 		t.Fatal(err)
 	}

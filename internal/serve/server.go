@@ -610,7 +610,7 @@ func firstKey(ctx context.Context, db *store.DB) (string, error) {
 	if err != nil || len(keys) > 0 {
 		return "", err
 	}
-	_, secret, err := db.CreateKey(ctx, "first")
+	_, secret, err := db.CreateKey(ctx, store.Key{Name: "first"})
 	return secret, err
 }
 

@@ -19,7 +19,8 @@ import (
 type Key struct {
 	ID      string    `json:"id"`
 	Name    string    `json:"name"`
-	Prefix  string    `json:"prefix"` // the first characters of the key
+	Team    berm.Team `json:"team,omitempty"` // "" is the server's own
+	Prefix  string    `json:"prefix"`         // the first characters of the key
 	Created time.Time `json:"created"`
 	Revoked time.Time `json:"revoked,omitzero"`
 	// Erase says that it may erase what the audit log has of a sandbox.
@@ -31,17 +32,12 @@ var keyShape = regexp.MustCompile(`^e2b_[0-9a-f]{40}$`)
 
 const visiblePrefix = len("e2b_") + 6
 
-// CreateKey makes an API key and returns it; it cannot be shown again.
-func (db *DB) CreateKey(ctx context.Context, name string) (Key, string, error) {
-	return db.createKey(ctx, Key{Name: name})
-}
-
-// CreateErasingKey is CreateKey of one that may erase what the audit log has of a sandbox.
-func (db *DB) CreateErasingKey(ctx context.Context, name string) (Key, string, error) {
-	return db.createKey(ctx, Key{Name: name, Erase: true})
-}
-
-func (db *DB) createKey(ctx context.Context, key Key) (Key, string, error) {
+// CreateKey makes an API key with the name, the team and the rights of key, and returns it; it cannot be
+// shown again. NotFound when there is no such team.
+func (db *DB) CreateKey(ctx context.Context, key Key) (Key, string, error) {
+	if _, err := db.Team(ctx, key.Team); err != nil {
+		return Key{}, "", err
+	}
 	random := make([]byte, 20)
 	rand.Read(random)
 	secret := "e2b_" + hex.EncodeToString(random)
@@ -68,8 +64,8 @@ func (db *DB) AddKey(ctx context.Context, name, secret string) (Key, error) {
 func (db *DB) addKey(ctx context.Context, key Key, secret string) (Key, error) {
 	key.ID, key.Prefix, key.Created = newKeyID(), secret[:visiblePrefix], time.Now().UTC()
 	err := db.tx(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, "INSERT INTO keys (id, name, hash, prefix, created, erase) VALUES (?, ?, ?, ?, ?, ?)",
-			key.ID, key.Name, hashKey(secret), key.Prefix, key.Created.UnixNano(), key.Erase); err != nil {
+		if _, err := tx.ExecContext(ctx, "INSERT INTO keys (id, name, hash, prefix, created, erase, team) VALUES (?, ?, ?, ?, ?, ?, ?)",
+			key.ID, key.Name, hashKey(secret), key.Prefix, key.Created.UnixNano(), key.Erase, string(key.Team)); err != nil {
 			return err
 		}
 		return outbox(ctx, tx, keyRecord(audit.KeyCreate, key))
@@ -102,7 +98,7 @@ func (db *DB) RevokeKey(ctx context.Context, id string) (Key, error) {
 
 // Keys lists all keys, oldest first, revoked ones too.
 func (db *DB) Keys(ctx context.Context) ([]Key, error) {
-	keys, err := collect(ctx, db, scanKey, "SELECT id, name, prefix, created, revoked, erase FROM keys ORDER BY created")
+	keys, err := collect(ctx, db, scanKey, "SELECT id, name, prefix, created, revoked, erase, team FROM keys ORDER BY created")
 	if keys == nil {
 		keys = []Key{} // [] in JSON
 	}
@@ -123,7 +119,7 @@ func (db *DB) Authenticate(ctx context.Context, secret string) (Key, error) {
 }
 
 func (db *DB) key(ctx context.Context, from *sql.DB, where string, arg any) (Key, error) {
-	s, err := db.prepare(ctx, from, "SELECT id, name, prefix, created, revoked, erase FROM keys WHERE "+where)
+	s, err := db.prepare(ctx, from, "SELECT id, name, prefix, created, revoked, erase, team FROM keys WHERE "+where)
 	if err != nil {
 		return Key{}, berm.Errorf(berm.Internal, "database: %w", err)
 	}
@@ -133,7 +129,7 @@ func (db *DB) key(ctx context.Context, from *sql.DB, where string, arg any) (Key
 func scanKey(row scanner) (Key, error) {
 	var key Key
 	var created, revoked int64
-	err := row.Scan(&key.ID, &key.Name, &key.Prefix, &created, &revoked, &key.Erase)
+	err := row.Scan(&key.ID, &key.Name, &key.Prefix, &created, &revoked, &key.Erase, &key.Team)
 	if errors.Is(err, sql.ErrNoRows) {
 		return Key{}, berm.Errorf(berm.NotFound, "no such API key")
 	}
@@ -161,7 +157,7 @@ func keyRecord(what audit.Type, key Key) audit.Record {
 	if key.Erase {
 		data["erase"] = true
 	}
-	return audit.Record{Actor: audit.Actor{Type: "user"}, Type: what, Data: data}
+	return audit.Record{Team: key.Team, Actor: audit.Actor{Type: "user"}, Type: what, Data: data}
 }
 
 // outbox leaves an audit record for the owner of the log: keys and holds may be changed by

@@ -1,4 +1,4 @@
-// Package store keeps the state of one server in SQLite: sandboxes, API keys,
+// Package store keeps the state of one server in SQLite: sandboxes, teams, API keys,
 // leases of host ids and log lines.
 package store
 
@@ -231,6 +231,15 @@ CREATE TABLE holds (
 );
 `, `
 ALTER TABLE keys ADD COLUMN erase BIGINT NOT NULL DEFAULT 0; -- 1: it may erase what the audit log has of a sandbox
+`, `
+CREATE TABLE teams (
+	name    TEXT PRIMARY KEY, -- '' is the server's own
+	id      TEXT NOT NULL UNIQUE,
+	created BIGINT NOT NULL DEFAULT 0,
+	limits  TEXT NOT NULL DEFAULT '{}' -- JSON
+);
+INSERT INTO teams (name, id) VALUES ('', '00000000-0000-4000-8000-000000000000');
+ALTER TABLE keys ADD COLUMN team TEXT NOT NULL DEFAULT '';
 `}
 
 // schema returns how many migrations the database has seen.

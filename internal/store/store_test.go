@@ -37,7 +37,7 @@ func TestOpenHoldsDirectory(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	key, secret, err := shared.CreateKey(t.Context(), "by the command")
+	key, secret, err := shared.CreateKey(t.Context(), Key{Name: "by the command"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -107,7 +107,7 @@ func TestFailedMigrationChangesNothing(t *testing.T) {
 func TestKeys(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	key, secret, err := db.CreateKey(ctx, "first")
+	key, secret, err := db.CreateKey(ctx, Key{Name: "first"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -260,11 +260,11 @@ func TestForget(t *testing.T) {
 func TestErasingKey(t *testing.T) {
 	ctx := t.Context()
 	db := open(t, t.TempDir())
-	_, plain, err := db.CreateKey(ctx, "plain")
+	_, plain, err := db.CreateKey(ctx, Key{Name: "plain"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, erasing, err := db.CreateErasingKey(ctx, "erasing")
+	_, erasing, err := db.CreateKey(ctx, Key{Name: "erasing", Erase: true})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -316,7 +316,7 @@ func BenchmarkStore(b *testing.B) {
 	}
 	defer db.Close()
 	ctx := context.Background()
-	_, secret, _ := db.CreateKey(ctx, "k")
+	_, secret, _ := db.CreateKey(ctx, Key{Name: "k"})
 	b.Run("authenticate", func(b *testing.B) {
 		for b.Loop() {
 			db.Authenticate(ctx, secret)

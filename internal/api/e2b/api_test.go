@@ -66,7 +66,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 	}
 	t.Cleanup(func() { db.Close() })
 	w := &world{t: t, engine: &enginetest.Engine{}, db: db, audit: &records{}, log: &enginetest.Log{}, eraser: &eraser{}}
-	if _, w.key, err = db.CreateKey(context.Background(), "test"); err != nil {
+	if _, w.key, err = db.CreateKey(context.Background(), store.Key{Name: "test"}); err != nil {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(w.log, nil))

@@ -117,7 +117,7 @@ func TestErase(t *testing.T) {
 	if r := w.want(403, "POST", path, `{"reason":"r"}`); !strings.Contains(string(r.body), "berm key create --erase") {
 		t.Errorf("%s", r.body)
 	}
-	key, secret, err := w.db.CreateErasingKey(t.Context(), "data protection")
+	key, secret, err := w.db.CreateKey(t.Context(), store.Key{Name: "data protection", Erase: true})
 	if err != nil {
 		t.Fatal(err)
 	}

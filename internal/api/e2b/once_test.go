@@ -65,7 +65,7 @@ func TestIdempotentCreate(t *testing.T) {
 
 func TestIdempotencyKeysOfTwoClients(t *testing.T) {
 	w := newWorld(t)
-	_, second, err := w.db.CreateKey(t.Context(), "second")
+	_, second, err := w.db.CreateKey(t.Context(), store.Key{Name: "second"})
 	if err != nil {
 		t.Fatal(err)
 	}

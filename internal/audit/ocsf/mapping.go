@@ -48,6 +48,7 @@ var mapping = map[audit.Type]func(*mapper){
 	audit.SnapshotRemove:   managed("snapshot", activity{4, "Delete"}),
 	audit.KeyCreate:        managed("API key", activity{1, "Create"}),
 	audit.KeyRevoke:        managed("API key", activity{4, "Delete"}),
+	audit.TeamSet:          managed("team", activity{3, "Update"}),
 	audit.TemplateBuild:    managed("template", activity{1, "Create"}),
 	audit.TemplateRemove:   managed("template", activity{4, "Delete"}),
 	audit.ServerStart:      life(activity{3, "Start"}),

@@ -139,7 +139,7 @@ var classes = map[audit.Type]int{
 	audit.APICall: 6003, audit.SandboxCreate: 6002, audit.SandboxStart: 6002, audit.SandboxPause: 6002, audit.SandboxResume: 6002, audit.SandboxUpdate: 6002,
 	audit.SandboxFork: 6002, audit.SandboxRollback: 6002, audit.SnapshotTake: 3004, audit.SnapshotRemove: 3004,
 	audit.SandboxExit: 6002, audit.AgentLost: 6002, audit.LimitHit: 0, audit.ExecStart: 1007, audit.ExecExit: 1007, audit.ProcFork: 1007, audit.ProcExec: 1007,
-	audit.ProcExit: 1007, audit.ProcCall: 0, audit.ProcSum: 1007, audit.FileAPI: 1001, audit.FileChange: 1001, audit.PolicySet: 3004, audit.KeyCreate: 3004, audit.KeyRevoke: 3004,
+	audit.ProcExit: 1007, audit.ProcCall: 0, audit.ProcSum: 1007, audit.FileAPI: 1001, audit.FileChange: 1001, audit.PolicySet: 3004, audit.KeyCreate: 3004, audit.KeyRevoke: 3004, audit.TeamSet: 3004,
 	audit.TemplateBuild: 3004, audit.TemplateRemove: 3004, audit.ServerStart: 6002, audit.ServerStop: 6002, audit.NetFlow: 4001, audit.NetDNS: 4003, audit.NetAsk: 4001,
 	audit.SecretSet: 3004, audit.SecretRemove: 3004, audit.SecretRotate: 3004, audit.CredentialSet: 3004, audit.CredentialUse: 4002, audit.CredentialDeny: 4001,
 	audit.CredentialMisuse: 2004, audit.CredentialLeak: 2004, audit.CredentialEcho: 2004, audit.Gap: 1008, audit.KeyRotate: 1008, audit.Removed: 1008,
