@@ -39,6 +39,7 @@ type Sandbox struct {
 	Metadata      map[string]string `json:"metadata,omitempty"`
 	MCP           json.RawMessage   `json:"mcp,omitempty"`
 	Owner         audit.Actor       `json:"owner"`
+	Team          berm.Team         `json:"team,omitempty"`
 	Request       Request           `json:"request,omitzero"`
 	Exit          *berm.Exit        `json:"exit,omitempty"`
 	Env           map[string]string `json:"env,omitempty"` // that was asked for: a start from files gives it again
@@ -113,6 +114,7 @@ type CreateRequest struct {
 	Metadata    map[string]string
 	MCP         json.RawMessage
 	Actor       audit.Actor
+	Team        berm.Team
 	Request     Request // zero makes a sandbox for every call
 }
 
