@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/store"
 )
 
 func TestIdempotentCreate(t *testing.T) {
