@@ -168,7 +168,7 @@ func (m *Manager) use(ctx context.Context, id berm.SandboxID, actor audit.Actor)
 	if err == nil {
 		c, ok := of(s)
 		if !ok {
-			return Container{}, unknown(id)
+			return Container{}, Unknown(id)
 		}
 		if s, _, err = m.Sessions.Connect(ctx, id, c.Idle(), actor); err == nil {
 			return Container{s}, nil
@@ -200,7 +200,7 @@ func (m *Manager) ended(ctx context.Context, id berm.SandboxID, err error) error
 	s, err := m.Sessions.Death(ctx, id)
 	c, ok := of(s)
 	if err != nil || !ok {
-		return unknown(id)
+		return Unknown(id)
 	}
 	why := "ended"
 	if s.Exit != nil {
@@ -216,7 +216,8 @@ func (m *Manager) ended(ctx context.Context, id berm.SandboxID, err error) error
 	return berm.Errorf(berm.NotFound, "container %s %s", id, why).WithHint("its files are gone; make another container")
 }
 
-func unknown(id berm.SandboxID) error {
+// Unknown is about a container that is not there, or is of another team.
+func Unknown(id berm.SandboxID) error {
 	return berm.Errorf(berm.NotFound, "container %q was not found", string(id)).
 		WithHint("GET /berm/v1/containers lists those that live; one that is not used ends after its expires_after")
 }
@@ -261,8 +262,9 @@ func (m *Manager) Get(ctx context.Context, id berm.SandboxID, actor audit.Actor)
 	return m.use(ctx, id, actor)
 }
 
-// Filter chooses containers of a list. Zero fields choose all.
+// Filter chooses containers of a list, those of a team. Other zero fields choose all.
 type Filter struct {
+	Team      berm.Team
 	Name      string
 	Thread    string
 	Owner     audit.Actor // whose Thread it is
@@ -275,7 +277,7 @@ type Filter struct {
 // says otherwise. It is no use of them. Invalid when After is not known.
 func (m *Manager) List(ctx context.Context, f Filter) ([]Container, error) {
 	all := []Container{}
-	for _, s := range m.Sessions.List(control.Filter{}) {
+	for _, s := range m.Sessions.List(control.Filter{Team: &f.Team}) {
 		if c, ok := of(s); ok && (f.Name == "" || f.Name == c.Name()) && (f.Thread == "" || f.Thread == c.Thread() && f.Owner == c.Owner) {
 			all = append(all, c)
 		}
@@ -293,7 +295,7 @@ func (m *Manager) List(ctx context.Context, f Filter) ([]Container, error) {
 	}
 	s, err := m.Sessions.Inspect(ctx, f.After) // it may have ended since
 	last, ok := of(s)
-	if err != nil || !ok {
+	if err != nil || !ok || s.Team != f.Team {
 		return nil, berm.Errorf(berm.Invalid, "after: there is no container %q", string(f.After)).WithHint("begin the list anew")
 	}
 	return slices.DeleteFunc(all, func(c Container) bool { return order(c, last) <= 0 }), nil
@@ -304,7 +306,7 @@ func (m *Manager) Delete(ctx context.Context, id berm.SandboxID, actor audit.Act
 	s, err := m.Sessions.Get(ctx, id)
 	if err == nil {
 		if _, ok := of(s); !ok {
-			return unknown(id)
+			return Unknown(id)
 		}
 		err = m.Sessions.Kill(ctx, id, actor)
 	}

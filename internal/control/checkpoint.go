@@ -77,7 +77,7 @@ func (s *session) keepCheckpoints(run context.Context) {
 
 // checkpoints are those of the sandbox, newest first.
 func (s *session) checkpoints() []Snapshot {
-	return slices.DeleteFunc(s.m.Snapshots(s.info.ID, ""), func(snap Snapshot) bool { return snap.Checkpoint == "" })
+	return slices.DeleteFunc(s.m.Snapshots(SnapshotFilter{Sandbox: s.info.ID}), func(snap Snapshot) bool { return snap.Checkpoint == "" })
 }
 
 // checkpoint takes one, unless the sandbox does not run or nothing was written since it was saved
@@ -134,9 +134,9 @@ func (s *session) awaitCheckpoint(ctx context.Context) bool {
 
 func (s *session) takeCheckpoint(ctx context.Context, why string) error {
 	snap := Snapshot{
-		TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: s.info.ID, Checkpoint: why, Version: s.version(ctx),
+		TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: s.info.ID, Team: s.info.Team, Checkpoint: why, Version: s.version(ctx),
 	}
-	if saved := s.m.Snapshots(s.info.ID, ""); len(saved) > 0 && saved[0].Version == snap.Version && snap.Version != "" {
+	if saved := s.m.Snapshots(SnapshotFilter{Sandbox: s.info.ID}); len(saved) > 0 && saved[0].Version == snap.Version && snap.Version != "" {
 		return nil
 	}
 	if err := s.take(ctx, &snap, false, system); err != nil {
@@ -171,7 +171,7 @@ func (s *session) trim(ctx context.Context) error {
 
 // pruneCheckpoints removes the checkpoints of sandboxes that are forgotten.
 func (m *Manager) pruneCheckpoints(ctx context.Context) {
-	for _, snap := range m.Snapshots("", "") {
+	for _, snap := range m.Snapshots(SnapshotFilter{}) {
 		if snap.Checkpoint == "" {
 			continue
 		}

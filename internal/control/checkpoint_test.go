@@ -32,15 +32,15 @@ func TestCheckpointBeforeExec(t *testing.T) {
 	w.exec(t, without.ID)
 	w.exec(t, s.ID)
 	w.exec(t, s.ID) // nothing was written
-	if all := w.Snapshots("", ""); len(all) != 1 || all[0].Sandbox != s.ID || all[0].Checkpoint != BeforeExec {
+	if all := w.Snapshots(SnapshotFilter{}); len(all) != 1 || all[0].Sandbox != s.ID || all[0].Checkpoint != BeforeExec {
 		t.Fatalf("%+v", all)
 	}
-	first := w.Snapshots("", "")[0]
+	first := w.Snapshots(SnapshotFilter{})[0]
 	for range 3 {
 		w.engine.Write(s.ID)
 		w.exec(t, s.ID)
 	}
-	all := w.Snapshots(s.ID, "")
+	all := w.Snapshots(SnapshotFilter{Sandbox: s.ID})
 	if len(all) != 3 || len(kept(t, dir)) != 3 {
 		t.Fatalf("%d checkpoints, %v on disk", len(all), kept(t, dir))
 	}
@@ -56,7 +56,7 @@ func TestCheckpointBeforeExec(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.exec(t, s.ID)
-	if got := w.Snapshots(s.ID, ""); len(got) != 4 || got[0].Build != asked.Build {
+	if got := w.Snapshots(SnapshotFilter{Sandbox: s.ID}); len(got) != 4 || got[0].Build != asked.Build {
 		t.Errorf("%+v", got)
 	}
 	child, err := w.Create(ctx, CreateRequest{Template: all[0].ID(), Timeout: time.Minute, Actor: tester})
@@ -71,7 +71,7 @@ func TestCheckpointBeforeExec(t *testing.T) {
 	}
 	w.engine.Write(s.ID)
 	w.exec(t, s.ID) // there is no command either
-	if got := w.Snapshots(s.ID, ""); len(got) != 4 {
+	if got := w.Snapshots(SnapshotFilter{Sandbox: s.ID}); len(got) != 4 {
 		t.Errorf("%+v", got)
 	}
 }
@@ -81,14 +81,14 @@ func TestCheckpointByClock(t *testing.T) {
 	_, configure := saves(t)
 	w := newWorld(t, configure)
 	s := w.create(t, func(r *CreateRequest) { r.Checkpoints = Checkpoints{Every: time.Second} })
-	eventually(t, "checkpoint", func() bool { return len(w.Snapshots(s.ID, "")) == 1 })
-	if got, err := w.Get(ctx, s.ID); err != nil || got.Checkpoints.Keep != defaultKeep || w.Snapshots(s.ID, "")[0].Checkpoint != ByClock {
+	eventually(t, "checkpoint", func() bool { return len(w.Snapshots(SnapshotFilter{Sandbox: s.ID})) == 1 })
+	if got, err := w.Get(ctx, s.ID); err != nil || got.Checkpoints.Keep != defaultKeep || w.Snapshots(SnapshotFilter{Sandbox: s.ID})[0].Checkpoint != ByClock {
 		t.Errorf("%+v, %v", got, err)
 	}
 	w.Close()
 	w.start(t, configure)
 	w.engine.Write(s.ID)
-	eventually(t, "checkpoint of the next server", func() bool { return len(w.Snapshots(s.ID, "")) == 2 })
+	eventually(t, "checkpoint of the next server", func() bool { return len(w.Snapshots(SnapshotFilter{Sandbox: s.ID})) == 2 })
 	if err := w.PauseToFiles(ctx, s.ID, tester); err != nil { // the clock is stopped
 		t.Fatal(err)
 	}
@@ -96,7 +96,7 @@ func TestCheckpointByClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.engine.Write(s.ID)
-	eventually(t, "checkpoint after a pause", func() bool { return len(w.Snapshots(s.ID, "")) == 3 })
+	eventually(t, "checkpoint after a pause", func() bool { return len(w.Snapshots(SnapshotFilter{Sandbox: s.ID})) == 3 })
 }
 
 func TestMissedCheckpoint(t *testing.T) {
@@ -130,7 +130,7 @@ func TestMissedCheckpoint(t *testing.T) {
 		t.Errorf("%+v, %v on disk", got.Missed, kept(t, dir))
 	}
 	w.exec(t, s.ID)
-	if n := len(w.Snapshots(s.ID, "")); n != 1 {
+	if n := len(w.Snapshots(SnapshotFilter{Sandbox: s.ID})); n != 1 {
 		t.Errorf("%d checkpoints", n)
 	}
 }
@@ -177,7 +177,7 @@ func TestCheckpointsOfTheDead(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.pruneCheckpoints(ctx)
-	if all := w.Snapshots("", ""); len(all) != 1 || all[0].Name != "mine" || len(kept(t, dir)) != 1 {
+	if all := w.Snapshots(SnapshotFilter{}); len(all) != 1 || all[0].Name != "mine" || len(kept(t, dir)) != 1 {
 		t.Errorf("%+v, %v on disk", all, kept(t, dir))
 	}
 }
@@ -229,7 +229,7 @@ func TestCheckpointAmongOthers(t *testing.T) {
 		wg.Wait()
 		w.engine.Fail(nil)
 		taken := 0
-		for _, snap := range w.Snapshots(s.ID, "") {
+		for _, snap := range w.Snapshots(SnapshotFilter{Sandbox: s.ID}) {
 			if snap.Checkpoint != "" {
 				taken++
 			}
@@ -240,7 +240,7 @@ func TestCheckpointAmongOthers(t *testing.T) {
 	}
 	w.Close()
 	w.start(t, configure)
-	if want := len(w.Snapshots("", "")) + 1; len(kept(t, dir)) != want { // and the files of the one that is paused
+	if want := len(w.Snapshots(SnapshotFilter{})) + 1; len(kept(t, dir)) != want { // and the files of the one that is paused
 		t.Errorf("%v on disk, want %d", kept(t, dir), want)
 	}
 }

@@ -34,6 +34,8 @@ type Store interface {
 	Sandbox(ctx context.Context, id berm.SandboxID) (store.Sandbox, error)
 	SandboxOf(ctx context.Context, request string) (store.Sandbox, error)
 	Prune(ctx context.Context, before time.Time) error
+	// Team returns a team with its limits. NotFound when there is none.
+	Team(ctx context.Context, name berm.Team) (store.Team, error)
 	// SaveSnapshot stores a snapshot and forgets another, unless that is "".
 	SaveSnapshot(ctx context.Context, s store.Snapshot, before berm.BuildID) error
 	Snapshots(ctx context.Context) ([]store.Snapshot, error)
@@ -89,6 +91,9 @@ type Config struct {
 	Egress        Egress
 	// Processes records the processes inside; nil does not.
 	Processes Processes
+	// Owned is told whose a sandbox is before anything is recorded of it, and again after a restart. It
+	// is called concurrently; nil is not.
+	Owned func(id berm.SandboxID, team berm.Team)
 	// Boot names the run of the host's kernel, from its start to its end; "" is not known.
 	Boot string
 	// Pools are sandboxes that are made in advance.
@@ -119,7 +124,7 @@ type Manager struct {
 
 	mu       sync.Mutex
 	sessions map[berm.SandboxID]*session
-	creating int
+	creating map[berm.SandboxID]share
 	pools    []*pool
 	tend     chan struct{} // has the pools looked at
 	shelf    *shelf
@@ -131,7 +136,7 @@ type Manager struct {
 
 // New makes a Manager. Start must be called before anything else.
 func New(c Config) *Manager {
-	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, once: map[string]*creation{}, beginnings: map[beginning]berm.BuildID{}, building: map[berm.BuildID]bool{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
+	m := &Manager{Config: c, sessions: map[berm.SandboxID]*session{}, creating: map[berm.SandboxID]share{}, once: map[string]*creation{}, beginnings: map[beginning]berm.BuildID{}, building: map[berm.BuildID]bool{}, shelf: newShelf(), tend: make(chan struct{}, 1)}
 	for _, p := range c.Pools {
 		m.pools = append(m.pools, &pool{Pool: p, asked: time.Now()})
 	}
@@ -196,6 +201,7 @@ func (m *Manager) adopt(ctx context.Context, stored store.Sandbox) error {
 	if err := json.Unmarshal(stored.Record, &s.info); err != nil {
 		return berm.Errorf(berm.Internal, "stored sandbox %s: %w", stored.ID, err)
 	}
+	m.owned(s.info.ID, s.info.Team)
 	if s.info.SavedAs != "" {
 		return m.adoptResting(ctx, s)
 	}
@@ -341,29 +347,51 @@ func (m *Manager) session(id berm.SandboxID) (*session, error) {
 	if s := m.sessions[id]; s != nil {
 		return s, nil
 	}
-	return nil, notFound(id)
+	return nil, NotFound(id)
 }
 
-func notFound(id berm.SandboxID) error {
+// NotFound is about a sandbox that is not there, or is of another team.
+func NotFound(id berm.SandboxID) error {
 	return berm.Errorf(berm.NotFound, "Sandbox %q doesn't exist or you don't have access to it", string(id))
 }
 
-// reserve counts a sandbox that is about to be made against the quota.
-func (m *Manager) reserve() error {
+// owned tells whose a sandbox is.
+func (m *Manager) owned(id berm.SandboxID, team berm.Team) {
+	if m.Owned != nil {
+		m.Owned(id, team)
+	}
+}
+
+// reserve counts a sandbox that is about to be made, or to go on from disk, against what the server and
+// its team may have, until release.
+func (m *Manager) reserve(ctx context.Context, id berm.SandboxID, s share) error {
+	team, err := m.Store.Team(ctx, s.team)
+	if err != nil {
+		return err
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if err := m.fitsTeam(s, team.Limits); err != nil {
+		return err
+	}
 	held := m.held()
 	if m.MaxSandboxes > 0 && held+m.pooled() >= m.MaxSandboxes && !m.giveWay() {
 		return berm.Errorf(berm.Exhausted, "you have reached the maximum number of concurrent sandboxes (%d)", m.MaxSandboxes).
 			WithHint("kill a sandbox, or raise max-sandboxes; paused sandboxes keep their memory and count")
 	}
-	m.creating++
+	m.creating[id] = s
 	return nil
+}
+
+func (m *Manager) release(id berm.SandboxID) {
+	m.mu.Lock()
+	delete(m.creating, id)
+	m.mu.Unlock()
 }
 
 // held counts the sandboxes that have memory, or soon will. The caller holds m.mu.
 func (m *Manager) held() int {
-	held := m.creating
+	held := len(m.creating)
 	for _, s := range m.sessions {
 		if s.snapshot().SavedAs == "" { // else it takes disk alone
 			held++

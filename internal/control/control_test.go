@@ -587,7 +587,7 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	if _, err := w.Create(ctx, CreateRequest{Template: "base", Timeout: time.Minute}); err == nil {
 		t.Fatal("created")
 	}
-	if running, all := w.Running(); running+all+w.creating != 0 {
+	if running, all := w.Running(); running+all+len(w.creating) != 0 {
 		t.Error("the quota still counts it")
 	}
 	late, cancel := context.WithCancel(t.Context())
@@ -608,8 +608,8 @@ func TestCancelledCreateLeavesNothing(t *testing.T) {
 	for range 3 {
 		w.Create(t.Context(), CreateRequest{Template: "base", Timeout: time.Minute})
 	}
-	if w.creating != 0 {
-		t.Errorf("%d creates still count", w.creating)
+	if len(w.creating) != 0 {
+		t.Errorf("%d creates still count", len(w.creating))
 	}
 }
 

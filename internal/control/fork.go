@@ -72,7 +72,7 @@ func (s *session) heritage(ctx context.Context, timeout time.Duration, actor aud
 		Timeout: timeout, Level: info.Level, Limits: info.Limits, Secure: info.Secure, OnDeadline: info.OnDeadline, FilesOnly: info.FilesOnly,
 		AutoResume: info.AutoResume, Internet: info.Internet, Network: info.Network, Env: info.Env, Metadata: info.Metadata, MCP: info.MCP,
 		Checkpoints: info.Checkpoints,
-		Actor:       actor,
+		Actor:       actor, Team: info.Team,
 	}
 	o = origin{template: *info.Base, parent: info.ID, from: info.From, granted: info.Grants}
 	if info.Policy == nil {

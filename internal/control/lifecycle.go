@@ -45,7 +45,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 	release := m.use(o.saved)
 	defer release()
 	if o.from != "" {
-		if _, ok := m.snapshot(r.Template); !ok { // removed before it was in use
+		if _, ok := m.snapshot(r.Team, r.Template); !ok { // removed before it was in use
 			return Sandbox{}, berm.Errorf(berm.NotFound, "snapshot '%s' not found", r.Template)
 		}
 	}
@@ -105,7 +105,7 @@ func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err e
 		o.template = *r.Of
 		return o, nil
 	}
-	snap, ok := m.snapshot(r.Template)
+	snap, ok := m.snapshot(r.Team, r.Template)
 	if !ok {
 		o.template, err = m.Templates.Resolve(ctx, r.Template)
 		if err == nil {
@@ -155,14 +155,11 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		o.begun = spec.Memory
 		step("pool")
 	}
-	if err := m.reserve(); err != nil {
+	if err := m.reserve(ctx, spec.ID, share{r.Team, spec.Limits, false}); err != nil {
 		return Sandbox{}, err
 	}
-	cu.Add(func() {
-		m.mu.Lock()
-		m.creating--
-		m.mu.Unlock()
-	})
+	cu.Add(func() { m.release(spec.ID) })
+	m.owned(spec.ID, r.Team)
 	if err := m.emit(spec.ID, r.Actor, audit.SandboxCreate, audit.OK, "", map[string]any{
 		"template": template.Alias(), "templateID": template.ID, "level": spec.Level, "limits": spec.Limits, "deadline": spec.Deadline, "from": o.from, "parent": o.parent,
 		"start": template.Start, "ready": template.Ready, "warm": warm != nil,
@@ -215,7 +212,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		Level: m.probe(spec.Level).Level, Limits: spec.Limits, Degraded: held.Degraded, State: berm.Creating,
 		CreatedAt: begin, StartedAt: time.Now().UTC(), EndAt: spec.Deadline,
 		Timeout: r.Timeout, OnDeadline: r.OnDeadline, AutoResume: r.AutoResume, Secure: r.Secure,
-		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Request: r.Request,
+		Internet: r.Internet, Network: r.Network.plain(), Grants: granted, Metadata: r.Metadata, MCP: r.MCP, Owner: r.Actor, Team: r.Team, Request: r.Request,
 		Env: r.Env, Base: &template, From: o.from, Parent: o.parent, FilesOnly: r.FilesOnly,
 		Checkpoints: r.Checkpoints, Warm: warm != nil, Own: r.Of != nil, Begun: o.begun, Boot: m.Boot,
 	}
@@ -245,7 +242,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	cu.Release()
 	s.op <- struct{}{} // until its followers are there, as in resume
 	m.mu.Lock()
-	m.creating--
+	delete(m.creating, spec.ID)
 	m.sessions[spec.ID] = s
 	m.mu.Unlock()
 	s.attend(ctx)
@@ -369,7 +366,7 @@ func (m *Manager) Get(ctx context.Context, id berm.SandboxID) (Sandbox, error) {
 	}
 	info := s.snapshot()
 	if info.State == berm.Killed {
-		return Sandbox{}, notFound(id)
+		return Sandbox{}, NotFound(id)
 	}
 	return m.withTokens(info), nil
 }
@@ -382,7 +379,7 @@ func (m *Manager) Inspect(ctx context.Context, id berm.SandboxID) (Sandbox, erro
 	row, err := m.Store.Sandbox(ctx, id)
 	if err != nil {
 		if berm.KindOf(err) == berm.NotFound {
-			err = notFound(id)
+			err = NotFound(id)
 		}
 		return Sandbox{}, err
 	}
@@ -400,12 +397,12 @@ func (m *Manager) Death(ctx context.Context, id berm.SandboxID) (Sandbox, error)
 		select {
 		case <-s.gone:
 		case <-ctx.Done():
-			return Sandbox{}, notFound(id)
+			return Sandbox{}, NotFound(id)
 		}
 	}
 	info, err := m.Inspect(ctx, id)
 	if err == nil && info.State != berm.Killed {
-		err = notFound(id)
+		err = NotFound(id)
 	}
 	return info, err
 }
@@ -524,7 +521,7 @@ func (m *Manager) Connect(ctx context.Context, id berm.SandboxID, timeout time.D
 			err = s.resume(ctx, timeout, actor, "connect")
 			resumed = err == nil
 		default:
-			err = notFound(id)
+			err = NotFound(id)
 		}
 		// Somebody else changed the state in between: look again.
 		if berm.KindOf(err) == berm.Conflict && err != nil && s.state() != state {
@@ -656,7 +653,7 @@ func (r *Route) Enter(ctx context.Context) (context.Context, error) {
 				return nil, err
 			}
 		default:
-			return nil, notFound(r.ID)
+			return nil, NotFound(r.ID)
 		}
 	}
 }

@@ -571,7 +571,7 @@ func (s *session) setPolicy(ctx context.Context, p *policy.Policy, revision int,
 	before := s.snapshot()
 	switch {
 	case before.State == berm.Killed:
-		return 0, nil, notFound(before.ID)
+		return 0, nil, NotFound(before.ID)
 	case revision != 0 && revision != before.Policy.Revision:
 		return 0, nil, ErrPolicyChanged
 	}
@@ -636,7 +636,7 @@ func (s *session) change(ctx context.Context, actor audit.Actor, what audit.Type
 	defer o.setting.Unlock()
 	info := s.snapshot()
 	if info.State == berm.Killed {
-		return notFound(info.ID)
+		return NotFound(info.ID)
 	}
 	if err := s.m.emit(info.ID, actor, what, audit.OK, "", data); err != nil {
 		return err

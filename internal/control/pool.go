@@ -306,7 +306,7 @@ func (m *Manager) fillOne(p *pool) error {
 	m.withdraw(func(of *pool, waiting *member) bool { return of == p && !m.fits(waiting, wanted, t.BuildID) })
 	for wait := time.Duration(0); wait < poolPatience; wait += poolDelay {
 		m.mu.Lock()
-		busy := m.creating > 0
+		busy := len(m.creating) > 0
 		m.mu.Unlock()
 		if !busy || !sleep(ctx, poolDelay) {
 			break

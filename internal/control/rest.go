@@ -85,7 +85,7 @@ func (s *session) toDisk(ctx context.Context, memory bool) error {
 	s.mu.Lock()
 	if s.info.State == berm.Killed {
 		s.mu.Unlock()
-		return notFound(info.ID)
+		return NotFound(info.ID)
 	}
 	s.info.SavedAs, s.info.SavedMemory = build, memory
 	s.mu.Unlock()
@@ -148,15 +148,11 @@ func (s *session) endProcesses(ctx context.Context, handle berm.Sandbox) {
 // wake has a sandbox that is kept on disk go on. The session is Resuming before and
 // after. When it fails, it rests as before.
 func (s *session) wake(ctx context.Context, deadline time.Time) error {
-	if err := s.m.reserve(); err != nil {
+	info := s.snapshot()
+	if err := s.m.reserve(ctx, info.ID, share{info.Team, info.Limits, true}); err != nil {
 		return err
 	}
-	defer func() {
-		s.m.mu.Lock()
-		s.m.creating--
-		s.m.mu.Unlock()
-	}()
-	info := s.snapshot()
+	defer s.m.release(info.ID)
 	if info.Policy != nil && s.m.Egress.Service == nil {
 		return s.m.noNetwork("the network of the sandbox")
 	}
@@ -196,7 +192,7 @@ func (s *session) wake(ctx context.Context, deadline time.Time) error {
 	s.mu.Lock()
 	if s.info.State == berm.Killed {
 		s.mu.Unlock()
-		return notFound(info.ID)
+		return NotFound(info.ID)
 	}
 	s.handle, s.agent = handle, 1
 	s.info.Degraded, s.info.Boot = held.Degraded, s.m.Boot
@@ -247,12 +243,13 @@ func (m *Manager) Rollback(ctx context.Context, id berm.SandboxID, ref string, a
 	if err != nil {
 		return Sandbox{}, err
 	}
-	snap, ok := m.snapshot(ref)
+	team := s.snapshot().Team
+	snap, ok := m.snapshot(team, ref)
 	release := sync.OnceFunc(m.use(snap.Build))
 	cu := cleanup.Make(release)
 	defer cu.Clean()
 	if ok {
-		_, ok = m.snapshot(ref) // it may have been removed before it was in use
+		_, ok = m.snapshot(team, ref) // it may have been removed before it was in use
 	}
 	if !ok {
 		return Sandbox{}, berm.Errorf(berm.NotFound, "snapshot '%s' not found", ref)
@@ -339,7 +336,7 @@ func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), act
 	goBack := func(err error) (had, error) {
 		s.m.tell(id, actor, audit.SandboxRollback, audit.Failed, err.Error(), nil)
 		if s.state() == berm.Killed {
-			return had{}, notFound(id)
+			return had{}, NotFound(id)
 		}
 		if from == berm.Running {
 			s.goOn(ctx)
@@ -378,7 +375,7 @@ func (s *session) rollback(ctx context.Context, snap Snapshot, unpin func(), act
 		if lives {
 			s.m.drop(before.saved)
 		}
-		return had{}, notFound(id)
+		return had{}, NotFound(id)
 	}
 	if err := failpoint.Hit("control.rolled"); err != nil {
 		return had{}, err

@@ -248,6 +248,7 @@ func (m *Manager) withTokens(s Sandbox) Sandbox {
 
 // Filter chooses sandboxes of a list. Zero fields choose all.
 type Filter struct {
+	Team         *berm.Team
 	States       []berm.State
 	Metadata     map[string]string // every pair must be there
 	Template     string            // id or a name
@@ -293,7 +294,7 @@ func compare(a, b Sandbox) int {
 }
 
 func (f *Filter) chooses(s *Sandbox) bool {
-	if s.State == berm.Killed || f.States != nil && !slices.Contains(f.States, s.State) {
+	if s.State == berm.Killed || f.Team != nil && *f.Team != s.Team || f.States != nil && !slices.Contains(f.States, s.State) {
 		return false
 	}
 	for k, v := range f.Metadata {

@@ -123,7 +123,7 @@ func (s *session) begin(from, via berm.State) error {
 		s.become(via)
 		return nil
 	case berm.Killed:
-		return notFound(s.info.ID)
+		return NotFound(s.info.ID)
 	default:
 		return berm.Errorf(berm.Conflict, "sandbox %s is %s", s.info.ID, s.info.State)
 	}
@@ -134,7 +134,7 @@ func (s *session) end(next berm.State, change func(*Sandbox)) error {
 	s.mu.Lock()
 	if s.info.State == berm.Killed {
 		s.mu.Unlock()
-		return notFound(s.info.ID)
+		return NotFound(s.info.ID)
 	}
 	if change != nil {
 		change(&s.info)
@@ -166,7 +166,7 @@ func (s *session) pause(ctx context.Context, filesOnly bool, actor audit.Actor) 
 	if kind := berm.KindOf(err); err != nil && kind != berm.Conflict {
 		s.m.tell(id, actor, audit.SandboxPause, audit.Failed, err.Error(), nil)
 		if kind == berm.NotFound { // dead; the event will tell why
-			err = notFound(id)
+			err = NotFound(id)
 		}
 		_ = s.end(berm.Running, nil)
 		return err
@@ -177,7 +177,7 @@ func (s *session) pause(ctx context.Context, filesOnly bool, actor audit.Actor) 
 		switch {
 		case saving == nil:
 		case s.state() == berm.Killed:
-			return notFound(id)
+			return NotFound(id)
 		case filesOnly:
 			s.m.tell(id, actor, audit.SandboxPause, audit.Failed, saving.Error(), data)
 			s.goOn(ctx)
@@ -234,7 +234,7 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	if err != nil {
 		s.m.tell(id, actor, audit.SandboxResume, audit.Failed, err.Error(), nil)
 		if berm.KindOf(err) == berm.NotFound {
-			err = notFound(id)
+			err = NotFound(id)
 		}
 		_ = s.end(berm.Paused, nil)
 		return err
@@ -278,7 +278,7 @@ func (s *session) setDeadline(ctx context.Context, actor audit.Actor, choose fun
 	switch info.State {
 	case berm.Running:
 	case berm.Killed:
-		return notFound(info.ID)
+		return NotFound(info.ID)
 	default:
 		return berm.Errorf(berm.Conflict, "sandbox %s is %s", info.ID, info.State)
 	}
@@ -294,7 +294,7 @@ func (s *session) setDeadline(ctx context.Context, actor audit.Actor, choose fun
 	if err := s.handle.SetDeadline(ctx, end); err != nil {
 		switch berm.KindOf(err) {
 		case berm.NotFound:
-			return notFound(info.ID)
+			return NotFound(info.ID)
 		case berm.Conflict:
 			s.check(ctx)
 		}
@@ -317,7 +317,7 @@ func (s *session) kill(ctx context.Context, actor audit.Actor) error {
 		case <-s.gone:
 		case <-ctx.Done():
 		}
-		return notFound(s.info.ID)
+		return NotFound(s.info.ID)
 	}
 	s.become(berm.Killed)
 	s.mu.Unlock()

@@ -33,6 +33,7 @@ type Snapshot struct {
 	Name       string          `json:"name,omitempty"`
 	Tag        string          `json:"tag"`
 	Sandbox    berm.SandboxID  `json:"sandbox"` // that it is of
+	Team       berm.Team       `json:"team,omitempty"`
 	CreatedAt  time.Time       `json:"createdAt"`
 	Level      berm.Level      `json:"level"`
 	Saved      berm.Saved      `json:"saved"`
@@ -260,15 +261,15 @@ func (m *Manager) findSnapshots(ctx context.Context, sandboxes []store.Sandbox) 
 	return nil
 }
 
-// snapshot finds a snapshot by what a client calls it. An id wins over a name, which an earlier
+// snapshot finds a snapshot by what a client of a team calls it. An id wins over a name, which an earlier
 // version may have given though it was the id of another.
-func (m *Manager) snapshot(ref string) (found Snapshot, ok bool) {
+func (m *Manager) snapshot(team berm.Team, ref string) (found Snapshot, ok bool) {
 	name, tag, _ := splitRef(ref)
 	m.shelf.mu.Lock()
 	defer m.shelf.mu.Unlock()
 	for _, s := range m.shelf.snapshots {
 		switch {
-		case s.Tag != tag:
+		case s.Tag != tag || s.Team != team:
 		case string(s.TemplateID) == name:
 			return s, true
 		case s.Name == name && name != "":
@@ -290,16 +291,22 @@ func (m *Manager) isID(name string) bool {
 	return false
 }
 
-// Snapshots returns those of a sandbox ("" is all) with a name or an id ("" is any), newest
-// first.
-func (m *Manager) Snapshots(sandbox berm.SandboxID, ref string) []Snapshot {
-	name, tag, tagged := splitRef(ref)
+// SnapshotFilter chooses snapshots of a list. Zero fields choose all.
+type SnapshotFilter struct {
+	Team    *berm.Team
+	Sandbox berm.SandboxID
+	Ref     string // a name or an id, with a tag or without
+}
+
+// Snapshots returns those that the filter chooses, newest first.
+func (m *Manager) Snapshots(f SnapshotFilter) []Snapshot {
+	name, tag, tagged := splitRef(f.Ref)
 	m.shelf.mu.Lock()
 	defer m.shelf.mu.Unlock()
 	chosen := []Snapshot{}
 	for _, s := range m.shelf.snapshots {
-		if sandbox != "" && s.Sandbox != sandbox ||
-			ref != "" && (s.Name != name && string(s.TemplateID) != name || tagged && s.Tag != tag) {
+		if f.Team != nil && *f.Team != s.Team || f.Sandbox != "" && s.Sandbox != f.Sandbox ||
+			f.Ref != "" && (s.Name != name && string(s.TemplateID) != name || tagged && s.Tag != tag) {
 			continue
 		}
 		chosen = append(chosen, s)
@@ -321,7 +328,7 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 	if err != nil {
 		return Snapshot{}, err
 	}
-	snap := Snapshot{TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: id}
+	snap := Snapshot{TemplateID: berm.NewTemplateID(), Tag: defaultTag, Sandbox: id, Team: s.info.Team} // which never changes
 	if r.Name != "" {
 		snap.Name, snap.Tag, _ = splitRef(r.Name)
 		if !snapshotName.MatchString(r.Name) {
@@ -385,7 +392,7 @@ func (m *Manager) keep(ctx context.Context, snap *Snapshot, actor audit.Actor) e
 	defer m.shelf.mu.Unlock()
 	var before berm.BuildID
 	for _, other := range m.shelf.snapshots {
-		if snap.Name == "" || other.Name != snap.Name {
+		if snap.Name == "" || other.Name != snap.Name || other.Team != snap.Team {
 			continue
 		}
 		snap.TemplateID = other.TemplateID
@@ -437,7 +444,7 @@ func (s *session) saveNow(ctx context.Context, memory bool, why string) (berm.Bu
 	switch info.State {
 	case berm.Running:
 	case berm.Killed:
-		return "", berm.Saved{}, notFound(info.ID)
+		return "", berm.Saved{}, NotFound(info.ID)
 	default:
 		return "", berm.Saved{}, berm.Errorf(berm.Conflict, "sandbox %s is %s", info.ID, info.State)
 	}
@@ -451,7 +458,7 @@ func (s *session) saveNow(ctx context.Context, memory bool, why string) (berm.Bu
 	defer cancel()
 	saved, err := s.current().Snapshot(ctx, s.m.savedDir(build), memory)
 	if berm.KindOf(err) == berm.NotFound && err != nil {
-		err = notFound(info.ID)
+		err = NotFound(info.ID)
 	}
 	if err != nil {
 		return "", berm.Saved{}, err
@@ -461,10 +468,10 @@ func (s *session) saveNow(ctx context.Context, memory bool, why string) (berm.Bu
 	return build, saved, nil
 }
 
-// DeleteSnapshot removes a snapshot, or with a reference without a tag all of its name.
+// DeleteSnapshot removes a snapshot of a team, or with a reference without a tag all of its name.
 // NotFound when there is none, Conflict while a paused sandbox needs it.
-func (m *Manager) DeleteSnapshot(ctx context.Context, ref string, actor audit.Actor) error {
-	all := m.Snapshots("", ref)
+func (m *Manager) DeleteSnapshot(ctx context.Context, team berm.Team, ref string, actor audit.Actor) error {
+	all := m.Snapshots(SnapshotFilter{Team: &team, Ref: ref})
 	if len(all) == 0 || ref == "" {
 		return berm.Errorf(berm.NotFound, "snapshot '%s' not found", ref)
 	}

@@ -280,7 +280,7 @@ func TestRestartAmongSnapshots(t *testing.T) {
 	if _, err := w.Create(ctx, CreateRequest{Template: "kept", Timeout: time.Minute, Actor: tester}); err != nil {
 		t.Error(err)
 	}
-	if err := w.DeleteSnapshot(ctx, "kept", tester); err != nil || len(kept(t, dir)) != 0 {
+	if err := w.DeleteSnapshot(ctx, "", "kept", tester); err != nil || len(kept(t, dir)) != 0 {
 		t.Errorf("%v, %v on disk", err, kept(t, dir))
 	}
 }
@@ -308,7 +308,7 @@ func TestDeleteDuringCreate(t *testing.T) {
 		made <- err
 	}()
 	<-reached
-	if err := w.DeleteSnapshot(ctx, "kept", tester); err != nil {
+	if err := w.DeleteSnapshot(ctx, "", "kept", tester); err != nil {
 		t.Fatal(err)
 	}
 	close(go_)
@@ -380,7 +380,7 @@ func TestRollbackToRemovedSnapshot(t *testing.T) {
 			return nil
 		}
 		once.Do(func() {
-			if err := w.forgetSnapshot(ctx, w.Snapshots("", "kept")[0], tester); err != nil { // who looked before
+			if err := w.forgetSnapshot(ctx, w.Snapshots(SnapshotFilter{Ref: "kept"})[0], tester); err != nil { // who looked before
 				t.Error(err)
 			}
 		})
@@ -478,7 +478,7 @@ func TestSnapshotRaces(t *testing.T) {
 					}
 				}
 			})
-			wg.Go(func() { w.DeleteSnapshot(ctx, "raced", tester) })
+			wg.Go(func() { w.DeleteSnapshot(ctx, "", "raced", tester) })
 		}
 		wg.Go(func() {
 			time.Sleep(time.Millisecond)
@@ -488,7 +488,7 @@ func TestSnapshotRaces(t *testing.T) {
 		})
 		wg.Wait()
 	}
-	w.DeleteSnapshot(ctx, "raced", tester)
+	w.DeleteSnapshot(ctx, "", "raced", tester)
 	eventually(t, "nothing left in the engine", func() bool { left, _ := w.engine.List(ctx); return len(left) == 0 })
 	eventually(t, "nothing left on disk", func() bool { return len(kept(t, dir)) == 0 })
 }
@@ -566,7 +566,7 @@ func TestSnapshotNamedLikeAnother(t *testing.T) {
 	w.shelf.snapshots[other.Build] = other
 	w.shelf.mu.Unlock()
 	for range 50 {
-		if got, ok := w.snapshot(string(first.TemplateID)); !ok || got.Build != first.Build {
+		if got, ok := w.snapshot("", string(first.TemplateID)); !ok || got.Build != first.Build {
 			t.Fatalf("%+v", got)
 		}
 	}

@@ -25,6 +25,8 @@ import (
 type Keys interface {
 	// Authenticate returns the valid key that secret is, and Denied when there is none.
 	Authenticate(ctx context.Context, secret string) (store.Key, error)
+	// Team returns a team. Kind NotFound.
+	Team(ctx context.Context, name berm.Team) (store.Team, error)
 }
 
 // Secrets keeps secrets; see vault.Vault.
@@ -82,7 +84,7 @@ var openAPI []byte
 // routes lists all that is served.
 var routes = []route{
 	{method: "GET", path: "/health", handle: (*API).health, open: true},
-	{method: "GET", path: "/metrics", handle: (*API).prometheus},
+	{method: "GET", path: "/metrics", handle: ofServer((*API).prometheus)},
 	{method: "GET", path: "/teams", handle: (*API).teams},
 
 	{method: "POST", path: "/sandboxes", handle: (*API).createV1},
@@ -129,10 +131,10 @@ var routes = []route{
 	{method: "PUT", path: "/berm/v1/sandboxes/{sandboxID}/credentials", handle: ofSandbox((*API).setCredentials)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network/log", handle: ofSandbox((*API).networkLog)},
 	{method: "GET", path: "/berm/v1/audit", handle: (*API).auditLog},
-	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit", handle: ofSandbox((*API).auditOf)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit", handle: ofRecord((*API).auditOf)},
 	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/changes", handle: ofSandbox((*API).changes)},
-	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/erase", handle: ofSandbox((*API).erase)},
-	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit/blobs/{sha256}", handle: ofSandbox((*API).auditBlob)},
+	{method: "POST", path: "/berm/v1/sandboxes/{sandboxID}/erase", handle: ofRecord((*API).erase)},
+	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/audit/blobs/{sha256}", handle: ofRecord((*API).auditBlob)},
 
 	{method: "POST", path: "/berm/v1/containers", handle: containing((*API).createContainer)},
 	{method: "GET", path: "/berm/v1/containers", handle: containing((*API).containers)},
@@ -188,10 +190,61 @@ var routes = []route{
 func ofSandbox(handle func(*API, http.ResponseWriter, *http.Request, berm.SandboxID) error) func(*API, http.ResponseWriter, *http.Request) error {
 	return func(a *API, w http.ResponseWriter, r *http.Request) error {
 		id, err := sandboxID(r)
+		if err == nil {
+			err = a.reach(r, id)
+		}
 		if err != nil {
 			return err
 		}
 		return handle(a, w, r, id)
+	}
+}
+
+// reach refuses a sandbox of another team as one that is not there.
+func (a *API) reach(r *http.Request, id berm.SandboxID) error {
+	own := keyOf(r).Team
+	team, err := a.Sessions.TeamOf(r.Context(), id)
+	switch {
+	case own == "" && berm.KindOf(err) == berm.NotFound && err != nil:
+		return nil // the route says what is not there
+	case err == nil && team != own:
+		return control.NotFound(id)
+	}
+	return err
+}
+
+// ofRecord makes the handler of a route about what the audit log has of a sandbox, also long after its
+// end.
+func ofRecord(handle func(*API, http.ResponseWriter, *http.Request, berm.SandboxID) error) func(*API, http.ResponseWriter, *http.Request) error {
+	return func(a *API, w http.ResponseWriter, r *http.Request) error {
+		id, err := sandboxID(r)
+		if err != nil {
+			return err
+		}
+		team, err := a.Sessions.TeamOf(r.Context(), id)
+		if berm.KindOf(err) == berm.NotFound && err != nil {
+			team, err = a.Trail.Team(r.Context(), id)
+		}
+		switch own := keyOf(r).Team; {
+		case own == "" && berm.KindOf(err) == berm.NotFound && err != nil: // the route says so
+		case err != nil:
+			return err
+		case team != own:
+			return control.NotFound(id)
+		}
+		return handle(a, w, r, id)
+	}
+}
+
+// ofServer makes the handler of a route that is about all of the server, which is for keys of its own
+// team.
+func ofServer(handle func(*API, http.ResponseWriter, *http.Request) error) func(*API, http.ResponseWriter, *http.Request) error {
+	return func(a *API, w http.ResponseWriter, r *http.Request) error {
+		if team := keyOf(r).Team; team != "" {
+			return berm.Errorf(berm.Denied, "this is about all teams, and API keys of team %s do not reach it", team).
+				WithHint("use a key of the team %s", berm.Team(""))
+		}
+		return handle(a, w, r)
 	}
 }
 
@@ -279,6 +332,12 @@ func keyOf(r *http.Request) store.Key {
 	return key
 }
 
+// teamOf is the team of that key, for filters.
+func teamOf(r *http.Request) *berm.Team {
+	team := keyOf(r).Team
+	return &team
+}
+
 // actor is who made the request.
 func actor(r *http.Request) audit.Actor {
 	if key := keyOf(r); key.ID != "" {
@@ -318,7 +377,7 @@ func (a *API) handler(rt route) http.Handler {
 		}
 		took := time.Since(begin)
 		a.stats.observe(rt, out.status, took)
-		if err := a.calls.record(rt, r, out.status, trace); err != nil {
+		if err := a.calls.record(rt, r, a.concerns(r), out.status, trace); err != nil {
 			a.Log.Error("audit record lost", "type", audit.APICall, "trace", trace, "error", err)
 		}
 		level := slog.LevelInfo
@@ -340,6 +399,9 @@ func sandboxOf(r *http.Request) string {
 func (a *API) lack(r *http.Request, what string) error {
 	if r.PathValue("sandboxID") != "" {
 		id, err := sandboxID(r)
+		if err == nil {
+			err = a.reach(r, id)
+		}
 		if err == nil {
 			_, err = a.Sessions.Get(r.Context(), id)
 		}

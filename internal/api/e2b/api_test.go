@@ -777,7 +777,7 @@ func TestMetricsAndLogs(t *testing.T) {
 func TestTemplates(t *testing.T) {
 	w := newWorld(t)
 	var all []templateInfo
-	w.want(200, "GET", "/templates?teamID="+teamID, "").into(t, &all)
+	w.want(200, "GET", "/templates?teamID=00000000-0000-4000-8000-000000000000", "").into(t, &all)
 	if len(all) != 1 || all[0].Aliases[0] != "base" || all[0].BuildStatus != "ready" {
 		t.Errorf("%+v", all)
 	}

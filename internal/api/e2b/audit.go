@@ -17,6 +17,8 @@ type Trail interface {
 	Query(ctx context.Context, q index.Query) ([]index.Found, error)
 	// Names says whether a record of the sandbox names content by its hash.
 	Names(ctx context.Context, id berm.SandboxID, sha256 string) (bool, error)
+	// Team says whose a sandbox was, by its records. NotFound when there are none.
+	Team(ctx context.Context, id berm.SandboxID) (berm.Team, error)
 	// Blob opens content by its hash. Kind NotFound.
 	Blob(sha256 string) (io.ReadCloser, error)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/builder"
+	"github.com/berm-sandbox/berm/internal/control"
 	"github.com/berm-sandbox/berm/internal/template"
 )
 
@@ -53,7 +54,7 @@ func (a *API) newBuild(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	// Who asks for a name gets the snapshot.
-	if alias, _, _ := strings.Cut(strings.ToLower(name), ":"); len(a.Sessions.Snapshots("", alias)) > 0 {
+	if alias, _, _ := strings.Cut(strings.ToLower(name), ":"); len(a.Sessions.Snapshots(control.SnapshotFilter{Team: teamOf(r), Ref: alias})) > 0 {
 		return berm.Errorf(berm.AlreadyExists, "'%s' is the name of a snapshot: give the template another name", alias)
 	}
 	b, err := a.Builder.New(builder.Request{

@@ -207,6 +207,13 @@ func ofContainer(handle func(*API, http.ResponseWriter, *http.Request, berm.Sand
 		if err != nil {
 			return berm.Errorf(berm.NotFound, "container %.64q was not found", r.PathValue("containerID"))
 		}
+		switch err := a.reach(r, id); {
+		case err == nil:
+		case berm.KindOf(err) == berm.NotFound:
+			return container.Unknown(id)
+		default:
+			return err
+		}
 		return handle(a, w, r, id)
 	})
 }
@@ -246,7 +253,7 @@ func (a *API) createContainer(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	order.Sandbox.Actor = actor(r)
+	order.Sandbox.Actor, order.Sandbox.Team = actor(r), keyOf(r).Team
 	if order.Thread == "" {
 		if order.Sandbox.Request, err = idempotency(r, body); err != nil {
 			return err
@@ -342,7 +349,7 @@ func (a *API) containers(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	query := r.URL.Query()
-	f := container.Filter{Name: query.Get("name"), Thread: query.Get("thread_id"), Owner: actor(r)}
+	f := container.Filter{Team: keyOf(r).Team, Name: query.Get("name"), Thread: query.Get("thread_id"), Owner: actor(r)}
 	var err error
 	if f.Ascending, err = ascending(r); err != nil {
 		return err

@@ -67,7 +67,9 @@ func (a *API) latestMetrics(w http.ResponseWriter, r *http.Request) error {
 		if err != nil {
 			return err
 		}
-		ids = append(ids, id)
+		if a.reach(r, id) == nil {
+			ids = append(ids, id)
+		}
 	}
 	metrics := map[berm.SandboxID]metric{}
 	for id, sample := range a.Sessions.LatestMetrics(ids) {
@@ -198,15 +200,14 @@ func (a *API) openAPI(w http.ResponseWriter, _ *http.Request) error {
 	return nil
 }
 
-// The one team of a server.
-const (
-	teamID = "00000000-0000-4000-8000-000000000000"
-	team   = "default"
-)
-
-// teams is what the E2B CLI asks for at login. The key in it is the caller's own.
+// teams is what the E2B CLI asks for at login. The key in it is the caller's own, whose team is the only
+// one that is told.
 func (a *API) teams(w http.ResponseWriter, r *http.Request) error {
+	team, err := a.Keys.Team(r.Context(), keyOf(r).Team)
+	if err != nil {
+		return err
+	}
 	return answer(w, http.StatusOK, []map[string]any{
-		{"teamID": teamID, "name": team, "apiKey": credential(r), "isDefault": true},
+		{"teamID": team.ID, "name": team.Name.String(), "apiKey": credential(r), "isDefault": true},
 	})
 }

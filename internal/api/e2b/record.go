@@ -31,7 +31,7 @@ func newCalls(emitter audit.Emitter) *calls {
 // record tells of a call that was to change something, and of any that was refused
 // for who made it. Neither body nor query are told: they hold secrets. What the call
 // does has a record of its own, without which it is not done.
-func (c *calls) record(rt route, r *http.Request, status int, trace string) error {
+func (c *calls) record(rt route, r *http.Request, sandbox berm.SandboxID, status int, trace string) error {
 	refused := status == http.StatusUnauthorized || status == http.StatusForbidden
 	if rt.method == http.MethodGet && !refused {
 		return nil
@@ -55,12 +55,18 @@ func (c *calls) record(rt route, r *http.Request, status int, trace string) erro
 	case status >= 400:
 		outcome = audit.Failed
 	}
-	id, err := berm.ParseSandboxID(sandboxOf(r))
-	if err != nil {
-		id = "" // what a stranger wrote there
-	}
 	return c.audit.Emit(audit.Record{
-		Sandbox: id, Actor: who, Type: audit.APICall, Src: "api", Trust: audit.TrustHost,
+		Team: keyOf(r).Team, Sandbox: sandbox, Actor: who, Type: audit.APICall, Src: "api", Trust: audit.TrustHost,
 		Outcome: outcome, Data: data, TraceID: trace,
 	})
+}
+
+// concerns is the sandbox that a call is about: not what a stranger wrote there, nor one of another team,
+// in whose records the call has no place.
+func (a *API) concerns(r *http.Request) berm.SandboxID {
+	id, err := berm.ParseSandboxID(sandboxOf(r))
+	if err != nil || a.reach(r, id) != nil {
+		return ""
+	}
+	return id
 }

@@ -136,7 +136,7 @@ func queryList(r *http.Request, name string) []string {
 // parseFilter reads the filters of a list.
 func parseFilter(r *http.Request) (control.Filter, error) {
 	query := r.URL.Query()
-	f := control.Filter{Template: withoutTeam(query.Get("template")), Metadata: parseMetadata(query.Get("metadata"))}
+	f := control.Filter{Team: teamOf(r), Template: withoutTeam(query.Get("template")), Metadata: parseMetadata(query.Get("metadata"))}
 	for _, state := range queryList(r, "state") {
 		if !slices.Contains([]string{"running", "paused"}, state) {
 			return f, invalid("state must be running or paused")

@@ -170,7 +170,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 	request := control.CreateRequest{
 		Template: withoutTeam(in.TemplateID), Secure: secured || in.Secure != nil && *in.Secure, OnDeadline: berm.KillAtDeadline,
 		AutoResume: in.AutoResume != nil && in.AutoResume.Enabled, Internet: in.Internet,
-		Env: in.EnvVars, Metadata: in.Metadata, Actor: actor(r),
+		Env: in.EnvVars, Metadata: in.Metadata, Actor: actor(r), Team: keyOf(r).Team,
 	}
 	if in.Timeout != nil {
 		timeout = *in.Timeout
@@ -237,7 +237,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 
 func (a *API) listV1(w http.ResponseWriter, r *http.Request) error {
 	all := a.Sessions.List(control.Filter{
-		States: []berm.State{berm.Running}, Metadata: parseMetadata(r.URL.Query().Get("metadata")),
+		Team: teamOf(r), States: []berm.State{berm.Running}, Metadata: parseMetadata(r.URL.Query().Get("metadata")),
 	})
 	return answer(w, http.StatusOK, mapped(all, a.toListed))
 }

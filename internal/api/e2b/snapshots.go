@@ -104,7 +104,7 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all := a.Sessions.Snapshots(id, withoutTeam(query.Get("name")))
+	all := a.Sessions.Snapshots(control.SnapshotFilter{Team: teamOf(r), Sandbox: id, Ref: withoutTeam(query.Get("name"))})
 	if token := query.Get("nextToken"); token != "" {
 		place, err := base64.RawURLEncoding.DecodeString(token)
 		at, build, ok := strings.Cut(string(place), " ")
@@ -132,7 +132,7 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 // deleteTemplate deletes a snapshot, or a template with all its builds.
 func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	ref := withoutTeam(r.PathValue("templateID"))
-	err := a.Sessions.DeleteSnapshot(r.Context(), ref, actor(r))
+	err := a.Sessions.DeleteSnapshot(r.Context(), keyOf(r).Team, ref, actor(r))
 	if berm.KindOf(err) == berm.NotFound && err != nil && a.Builder != nil {
 		err = a.Builder.RemoveTemplate(r.Context(), ref, actor(r))
 	}

@@ -57,8 +57,14 @@ func toTemplate(builds []berm.Template) templateInfo {
 
 // listTemplates returns the builds of all templates, newest first.
 func (a *API) listTemplates(r *http.Request) ([][]berm.Template, error) {
-	if team := r.URL.Query().Get("teamID"); team != "" && team != teamID {
-		return nil, berm.Errorf(berm.Invalid, "team %q is not the team of this API key", team)
+	if asked := r.URL.Query().Get("teamID"); asked != "" {
+		team, err := a.Keys.Team(r.Context(), keyOf(r).Team)
+		if err == nil && team.ID != asked {
+			err = berm.Errorf(berm.Invalid, "team %q is not the team of this API key", asked)
+		}
+		if err != nil {
+			return nil, err
+		}
 	}
 	all, err := a.Templates.List(r.Context())
 	slices.SortFunc(all, func(x, y berm.Template) int {

@@ -180,6 +180,22 @@ func (x *Index) Names(ctx context.Context, id berm.SandboxID, sha256 string) (fo
 	return found, err
 }
 
+// Team says whose a sandbox was, by its records. NotFound when there are none.
+func (x *Index) Team(ctx context.Context, id berm.SandboxID) (berm.Team, error) {
+	found, err := x.Query(ctx, Query{Sandbox: id, Limit: 1})
+	if err != nil {
+		return "", err
+	}
+	if len(found) == 0 {
+		return "", berm.Errorf(berm.NotFound, "there is no record of sandbox %s", id)
+	}
+	var line struct{ Team berm.Team }
+	if err := json.Unmarshal(found[0].Line, &line); err != nil {
+		return "", failed(err)
+	}
+	return line.Team, nil
+}
+
 // Of is what the log has of a sandbox, with what it lost of all.
 func (x *Index) Of(ctx context.Context, id berm.SandboxID) trail.Source { return of{ctx, x, id} }
 
