@@ -19,8 +19,9 @@ func newSecretCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "secret",
 		Short: "Store secrets that requests of sandboxes get",
-		Long: `Store secrets on a server. No sandbox sees one: its requests get it on the way, as
-credentials (berm create --cred) and rules of networks say. A value is never shown again.`,
+		Long: `Store secrets on a server, for the sandboxes of the API key's team. None of them sees one: its
+requests get it on the way, as credentials (berm create --cred) and rules of networks say. A value is
+never shown again.`,
 		Example: `  berm secret set github-token
   berm create --cred github=secret:github-token`,
 		Args: cli.UsageArgs(cobra.NoArgs),
@@ -154,8 +155,10 @@ func newSecretRemoveCommand() *cobra.Command {
 
 func newSecretRotateCommand() *cobra.Command {
 	cmd := serverCommand(&cobra.Command{
-		Use:     "rotate",
-		Short:   "Have all secrets encrypted with a new key",
+		Use:   "rotate",
+		Short: "Have all secrets encrypted with a new key",
+		Long: `Have the secrets of all teams encrypted with a new key. It takes an API key of the server's own
+team.`,
 		Example: `  berm secret rotate`,
 		Args:    cli.UsageArgs(cobra.NoArgs),
 	})

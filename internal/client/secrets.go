@@ -57,8 +57,8 @@ func (c *Client) RemoveSecret(ctx context.Context, name string) error {
 	return err
 }
 
-// RotateSecrets has the server encrypt all secrets with a new key. Unsupported when the key is
-// its service manager's.
+// RotateSecrets has the server encrypt the secrets of all teams with a new key. Denied when the API
+// key is not of its own team, Unsupported when the key is its service manager's.
 func (c *Client) RotateSecrets(ctx context.Context) error {
 	_, err := c.call(ctx, http.MethodPost, "/berm/v1/secrets/rotate", nil, nil, nil)
 	return err

@@ -14,10 +14,10 @@ import (
 type Broker interface {
 	// Open makes a sandbox known, until the link ends.
 	Open(ctx context.Context, id berm.SandboxID, b Brokering, events func(egress.Event)) (Link, egress.Brokered, error)
-	// Bind replaces policy and grants at the broker.
-	Bind(ctx context.Context, id berm.SandboxID, link Link, p egress.Policy, g Grants) (egress.Brokered, error)
-	// CheckSecret fails with NotFound when there is no stored secret of that name.
-	CheckSecret(ctx context.Context, name string) error
+	// Bind replaces policy and grants at the broker. Secrets are those of the team, as with Open.
+	Bind(ctx context.Context, id berm.SandboxID, team berm.Team, link Link, p egress.Policy, g Grants) (egress.Brokered, error)
+	// CheckSecret fails with NotFound when the team has no stored secret of that name.
+	CheckSecret(ctx context.Context, team berm.Team, name string) error
 	// CheckFields returns the secrets that the values of fields refer to. Kinds: Invalid,
 	// Unsupported.
 	CheckFields(fields Fields) (secrets []string, err error)
@@ -35,6 +35,7 @@ type Broker interface {
 
 // Brokering is what a Broker is told of a sandbox.
 type Brokering struct {
+	Team   berm.Team // whose secrets the grants name
 	Policy egress.Policy
 	Open   []string // ranges that the operator opens
 	Grants Grants
@@ -156,7 +157,7 @@ func (s *session) meetBroker(ctx context.Context, info *Sandbox, door *os.File) 
 		return err
 	}
 	broker, got, err := s.m.Egress.Broker.Open(ctx, info.ID, Brokering{
-		Policy: order, Open: s.m.Egress.Open, Grants: info.Grants, Door: door, Kept: kept,
+		Team: info.Team, Policy: order, Open: s.m.Egress.Open, Grants: info.Grants, Door: door, Kept: kept,
 	}, s.flow)
 	if err != nil {
 		return err
@@ -227,7 +228,7 @@ func (s *session) bind(ctx context.Context, broker Link, info *Sandbox) error {
 	if err != nil {
 		return err
 	}
-	got, err := s.m.Egress.Broker.Bind(ctx, info.ID, broker, order, info.Grants)
+	got, err := s.m.Egress.Broker.Bind(ctx, info.ID, info.Team, broker, order, info.Grants)
 	if err != nil {
 		return err
 	}

@@ -99,8 +99,8 @@ func (m *Manager) granting(fields Fields) (g Grants, err error) {
 	return g, nil
 }
 
-// checkCredentials refuses credentials that can work for no sandbox. The broker checks the rest.
-func (m *Manager) checkCredentials(ctx context.Context, credentials []Credential) error {
+// checkCredentials refuses credentials that can work for no sandbox of the team. The broker checks the rest.
+func (m *Manager) checkCredentials(ctx context.Context, team berm.Team, credentials []Credential) error {
 	if len(credentials) == 0 {
 		return nil
 	}
@@ -122,7 +122,7 @@ func (m *Manager) checkCredentials(ctx context.Context, credentials []Credential
 		if c.SecretName() == "" {
 			return berm.Errorf(berm.Invalid, "credential %q: it does not say which secret it has", c.Name).WithHint("write secret:NAME, and store that one with berm secret set NAME")
 		}
-		if err := m.Egress.Broker.CheckSecret(ctx, c.SecretName()); err != nil {
+		if err := m.Egress.Broker.CheckSecret(ctx, team, c.SecretName()); err != nil {
 			return berm.Errorf(berm.Invalid, "credential %q: %w", c.Name, err).WithHint("berm secret set NAME stores one")
 		}
 	}
@@ -150,7 +150,7 @@ func (m *Manager) SetCredentials(ctx context.Context, id berm.SandboxID, credent
 	if err != nil {
 		return err
 	}
-	if err := m.checkCredentials(ctx, credentials); err != nil {
+	if err := m.checkCredentials(ctx, s.snapshot().Team, credentials); err != nil {
 		return err
 	}
 	if s.snapshot().Policy == nil {
@@ -162,15 +162,15 @@ func (m *Manager) SetCredentials(ctx context.Context, id berm.SandboxID, credent
 	return s.change(ctx, actor, audit.CredentialSet, map[string]any{"credentials": credentials}, func(info *Sandbox) { info.Grants.Credentials = credentials })
 }
 
-// SecretChanged gives the sandboxes that use a secret its present value, or takes it from them
-// when there is none any more.
-func (m *Manager) SecretChanged(ctx context.Context, name string) {
+// SecretChanged gives the sandboxes of a team that use a secret its present value, or takes it from
+// them when there is none any more.
+func (m *Manager) SecretChanged(ctx context.Context, team berm.Team, name string) {
 	m.mu.Lock()
 	sessions := m.all()
 	m.mu.Unlock()
 	name = strings.ToLower(name)
 	for _, s := range sessions {
-		if info := s.snapshot(); s.online != nil && info.Grants.uses(name) {
+		if info := s.snapshot(); s.online != nil && info.Team == team && info.Grants.uses(name) {
 			m.work.Go(func() { s.renew(context.WithoutCancel(ctx)) })
 		}
 	}

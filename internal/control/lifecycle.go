@@ -67,7 +67,7 @@ func (m *Manager) create(ctx context.Context, r CreateRequest) (Sandbox, error) 
 		return Sandbox{}, err
 	}
 	granted.Credentials = r.Credentials
-	if err := m.checkCredentials(ctx, r.Credentials); err != nil {
+	if err := m.checkCredentials(ctx, r.Team, r.Credentials); err != nil {
 		return Sandbox{}, err
 	}
 	step("template")

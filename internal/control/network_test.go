@@ -17,6 +17,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/control/enginetest"
 	"github.com/berm-sandbox/berm/internal/network/egress"
 	"github.com/berm-sandbox/berm/internal/network/policy"
+	"github.com/berm-sandbox/berm/internal/store"
 )
 
 // carrier is a network service in memory as Service.
@@ -34,6 +35,7 @@ func (c carrier) Attach(ctx context.Context, id berm.SandboxID, link, door *os.F
 type broker struct {
 	*enginetest.Network
 	enginetest.Vault
+	teams *sync.Map // whose secrets a sandbox gets
 }
 
 func (b broker) Open(ctx context.Context, id berm.SandboxID, o Brokering, events func(egress.Event)) (Link, egress.Brokered, error) {
@@ -41,14 +43,15 @@ func (b broker) Open(ctx context.Context, id berm.SandboxID, o Brokering, events
 	if err != nil {
 		return nil, egress.Brokered{}, err
 	}
-	got, err := b.Bind(ctx, id, l, o.Policy, o.Grants)
+	got, err := b.Bind(ctx, id, o.Team, l, o.Policy, o.Grants)
 	if err == nil && o.Kept == nil {
 		got.Keep, err = os.Open(os.DevNull)
 	}
 	return l, got, err
 }
 
-func (b broker) Bind(ctx context.Context, id berm.SandboxID, l Link, p egress.Policy, g Grants) (egress.Brokered, error) {
+func (b broker) Bind(ctx context.Context, id berm.SandboxID, team berm.Team, l Link, p egress.Policy, g Grants) (egress.Brokered, error) {
+	b.teams.Store(id, team)
 	_, err := l.Set(ctx, p)
 	return egress.Brokered{Authority: "authority of " + string(id)}, err
 }
@@ -65,7 +68,7 @@ func (b broker) Fields(_ context.Context, id berm.SandboxID) (Fields, error) { r
 func newOnlineWorld(t *testing.T, public bool) (*world, *enginetest.Network) {
 	n := &enginetest.Network{}
 	w := newWorld(t, func(c *Config) {
-		c.Egress = Egress{Service: carrier{n}, Broker: broker{&enginetest.Network{}, enginetest.NewVault()}, Public: public}
+		c.Egress = Egress{Service: carrier{n}, Broker: broker{&enginetest.Network{}, enginetest.NewVault(), &sync.Map{}}, Public: public}
 	})
 	return w, n
 }
@@ -444,8 +447,9 @@ func TestGrants(t *testing.T) {
 		t.Errorf("%+v", info.Grants)
 	}
 	sets := b.Link(s.ID).Sets()
-	w.SecretChanged(ctx, "unused")
-	w.SecretChanged(ctx, "S2")
+	w.SecretChanged(ctx, "", "unused")
+	w.SecretChanged(ctx, "blue", "S2")
+	w.SecretChanged(ctx, "", "S2")
 	eventually(t, "the broker reads the secret anew", func() bool { return b.Link(s.ID).Sets() == sets+1 })
 	if err := w.SetNetwork(ctx, s.ID, Network{}, nil, tester); err != nil || b.Kept(s.ID) != nil {
 		t.Errorf("an empty update left %v, %v", b.Kept(s.ID), err)
@@ -470,6 +474,52 @@ func TestGrants(t *testing.T) {
 			t.Errorf("a value in a record: %s", text)
 		}
 	}
+}
+
+// A sandbox gets secrets of its own team, after a restart and as a fork too, and hears of no others.
+func TestGrantsOfATeam(t *testing.T) {
+	ctx := t.Context()
+	b := broker{&enginetest.Network{}, enginetest.NewVault(), &sync.Map{}}
+	online := func(c *Config) { c.Egress = Egress{Service: carrier{&enginetest.Network{}}, Broker: b, Public: true} }
+	_, keeping := saves(t)
+	w := newWorld(t, online, keeping)
+	if _, err := w.db.CreateTeam(ctx, "root", "blue", store.TeamLimits{}); err != nil {
+		t.Fatal(err)
+	}
+	good := []Credential{{Name: "api", Secret: "secret:sblue", Hosts: []string{"api.example"}}}
+	others := []Credential{{Name: "api", Secret: "secret:sred", Hosts: []string{"api.example"}}}
+	_, err := w.Create(ctx, CreateRequest{Template: "base", Timeout: time.Minute, Team: "blue", Credentials: others, Actor: tester})
+	wantKind(t, err, berm.Invalid)
+	s := w.create(t, func(r *CreateRequest) { r.Team, r.Credentials = "blue", good })
+	wantKind(t, w.SetCredentials(ctx, s.ID, others, tester), berm.Invalid)
+	if err := w.SetCredentials(ctx, s.ID, good, tester); err != nil {
+		t.Error(err)
+	}
+	forks, err := w.Fork(ctx, s.ID, 1, time.Minute, false, tester)
+	if err != nil || forks[0].Err != nil {
+		t.Fatal(err, forks)
+	}
+	sets := map[berm.SandboxID]int{}
+	for _, id := range []berm.SandboxID{s.ID, forks[0].Sandbox.ID} {
+		if team, _ := b.teams.Load(id); team != berm.Team("blue") {
+			t.Errorf("%s gets the secrets of team %v", id, team)
+		}
+		sets[id] = b.Link(id).Sets()
+	}
+	w.SecretChanged(ctx, "", "sblue")
+	w.SecretChanged(ctx, "red", "sblue")
+	w.SecretChanged(ctx, "blue", "sblue")
+	for id, before := range sets {
+		eventually(t, "the broker reads the secret anew", func() bool { return b.Link(id).Sets() > before })
+		time.Sleep(20 * time.Millisecond)
+		if more := b.Link(id).Sets() - before; more != 1 {
+			t.Errorf("%d changes of secrets reach a sandbox, and one is of its team", more)
+		}
+	}
+	b.teams.Clear()
+	w.Close()
+	w.start(t, online, keeping)
+	eventually(t, "the broker gets the sandbox again", func() bool { team, ok := b.teams.Load(s.ID); return ok && team == berm.Team("blue") })
 }
 
 // asker answers as a test wants it.

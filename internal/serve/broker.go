@@ -21,7 +21,7 @@ type broker struct {
 }
 
 func (b broker) Open(ctx context.Context, id berm.SandboxID, o control.Brokering, events func(egress.Event)) (control.Link, egress.Brokered, error) {
-	credentials, err := b.credentials(ctx, id, &o.Grants)
+	credentials, err := b.credentials(ctx, id, o.Team, &o.Grants)
 	defer wipe(credentials)
 	if err != nil {
 		return nil, egress.Brokered{}, err
@@ -33,8 +33,8 @@ func (b broker) Open(ctx context.Context, id berm.SandboxID, o control.Brokering
 	return l, got, nil
 }
 
-func (b broker) Bind(ctx context.Context, id berm.SandboxID, link control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
-	credentials, err := b.credentials(ctx, id, &g)
+func (b broker) Bind(ctx context.Context, id berm.SandboxID, team berm.Team, link control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
+	credentials, err := b.credentials(ctx, id, team, &g)
 	defer wipe(credentials)
 	if err != nil {
 		return egress.Brokered{}, err
@@ -42,15 +42,15 @@ func (b broker) Bind(ctx context.Context, id berm.SandboxID, link control.Link, 
 	return link.(*egress.Link).Bind(ctx, p, credentials)
 }
 
-// credentials are what a sandbox is granted, with the secrets.
-func (b broker) credentials(ctx context.Context, id berm.SandboxID, g *control.Grants) (all []egress.Credential, err error) {
+// credentials are what a sandbox of a team is granted, with the secrets.
+func (b broker) credentials(ctx context.Context, id berm.SandboxID, team berm.Team, g *control.Grants) (all []egress.Credential, err error) {
 	for i := range g.Credentials {
 		c := &g.Credentials[i]
 		full := egress.Credential{
 			Name: c.Name, Service: c.Service, Hosts: c.Hosts, Header: c.Header, Prefix: c.Prefix, User: c.User, Cookie: c.Cookie, Query: c.Query,
 			Methods: c.Methods, Paths: c.Paths, Env: c.Env, Swap: c.Swap, Endpoint: c.Endpoint, URL: c.URL, Repositories: c.Repositories, Push: c.Push,
 		}
-		full.Value, full.Missing, err = b.value(ctx, c.SecretName())
+		full.Value, full.Missing, err = b.value(ctx, team, c.SecretName())
 		if all = append(all, full); err != nil {
 			return all, err
 		}
@@ -69,7 +69,7 @@ func (b broker) credentials(ctx context.Context, id berm.SandboxID, g *control.G
 	for _, bound := range bindings {
 		full := egress.Credential{Name: bound.ID, Hosts: bound.Hosts, Header: bound.Name, Field: []byte(bound.Value), Values: map[string][]byte{}}
 		for _, name := range credential.References(bound.Value) {
-			value, missing, err := b.value(ctx, name)
+			value, missing, err := b.value(ctx, team, name)
 			if full.Values[name] = value; err != nil {
 				return append(all, full), err
 			}
@@ -80,9 +80,9 @@ func (b broker) credentials(ctx context.Context, id berm.SandboxID, g *control.G
 	return all, nil
 }
 
-// value reads a secret, or says that there is none any more.
-func (b broker) value(ctx context.Context, name string) (value []byte, missing bool, err error) {
-	value, err = b.secrets.Value(ctx, name)
+// value reads a secret of a team, or says that there is none any more.
+func (b broker) value(ctx context.Context, team berm.Team, name string) (value []byte, missing bool, err error) {
+	value, err = b.secrets.Value(ctx, team, name)
 	if berm.KindOf(err) == berm.NotFound && err != nil {
 		return nil, true, nil
 	}
@@ -95,8 +95,8 @@ func wipe(credentials []egress.Credential) {
 	}
 }
 
-func (b broker) CheckSecret(ctx context.Context, name string) error {
-	_, err := b.secrets.Get(ctx, name)
+func (b broker) CheckSecret(ctx context.Context, team berm.Team, name string) error {
+	_, err := b.secrets.Get(ctx, team, name)
 	return err
 }
 

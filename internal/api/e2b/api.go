@@ -31,11 +31,11 @@ type Keys interface {
 
 // Secrets keeps secrets; see vault.Vault.
 type Secrets interface {
-	Create(ctx context.Context, name string, value []byte, metadata map[string]string) (vault.Secret, error)
-	Update(ctx context.Context, idOrName string, value []byte, metadata map[string]string) (vault.Secret, error)
-	Delete(ctx context.Context, idOrName string) error
-	Get(ctx context.Context, idOrName string) (vault.Secret, error)
-	List(ctx context.Context, after string, limit int) ([]vault.Secret, error)
+	Create(ctx context.Context, team berm.Team, name string, value []byte, metadata map[string]string) (vault.Secret, error)
+	Update(ctx context.Context, team berm.Team, idOrName string, value []byte, metadata map[string]string) (vault.Secret, error)
+	Delete(ctx context.Context, team berm.Team, idOrName string) error
+	Get(ctx context.Context, team berm.Team, idOrName string) (vault.Secret, error)
+	List(ctx context.Context, team berm.Team, after string, limit int) ([]vault.Secret, error)
 	Rotate(ctx context.Context) error
 }
 

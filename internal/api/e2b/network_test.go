@@ -35,14 +35,14 @@ func (b broker) Open(ctx context.Context, id berm.SandboxID, o control.Brokering
 	if err != nil {
 		return nil, egress.Brokered{}, err
 	}
-	got, err := b.Bind(ctx, id, l, o.Policy, o.Grants)
+	got, err := b.Bind(ctx, id, o.Team, l, o.Policy, o.Grants)
 	if err == nil && o.Kept == nil {
 		got.Keep, err = os.Open(os.DevNull)
 	}
 	return l, got, err
 }
 
-func (b broker) Bind(ctx context.Context, id berm.SandboxID, l control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
+func (b broker) Bind(ctx context.Context, id berm.SandboxID, _ berm.Team, l control.Link, p egress.Policy, g control.Grants) (egress.Brokered, error) {
 	_, err := l.Set(ctx, p)
 	return egress.Brokered{Authority: "authority of " + string(id)}, err
 }

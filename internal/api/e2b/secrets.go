@@ -68,7 +68,7 @@ func (a *API) secrets(w http.ResponseWriter, r *http.Request) error {
 		}
 		after = string(name)
 	}
-	some, err := a.Secrets.List(r.Context(), after, int(limit)+1)
+	some, err := a.Secrets.List(r.Context(), keyOf(r).Team, after, int(limit)+1)
 	if err != nil {
 		return err
 	}
@@ -94,7 +94,7 @@ func (a *API) createSecret(w http.ResponseWriter, r *http.Request) error {
 	if in.Name == nil {
 		return invalid("name is required")
 	}
-	s, err := a.Secrets.Create(r.Context(), *in.Name, *in.Value, in.Metadata)
+	s, err := a.Secrets.Create(r.Context(), keyOf(r).Team, *in.Name, *in.Value, in.Metadata)
 	if err != nil {
 		return err
 	}
@@ -107,7 +107,7 @@ func (a *API) updateSecret(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	defer clear(*in.Value)
-	s, err := a.Secrets.Update(r.Context(), r.PathValue("secretID"), *in.Value, in.Metadata)
+	s, err := a.Secrets.Update(r.Context(), keyOf(r).Team, r.PathValue("secretID"), *in.Value, in.Metadata)
 	if err != nil {
 		return err
 	}
@@ -115,7 +115,7 @@ func (a *API) updateSecret(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) secret(w http.ResponseWriter, r *http.Request) error {
-	s, err := a.Secrets.Get(r.Context(), r.PathValue("secretID"))
+	s, err := a.Secrets.Get(r.Context(), keyOf(r).Team, r.PathValue("secretID"))
 	if err != nil {
 		return err
 	}
@@ -123,9 +123,9 @@ func (a *API) secret(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) deleteSecret(w http.ResponseWriter, r *http.Request) error {
-	s, err := a.Secrets.Get(r.Context(), r.PathValue("secretID"))
+	s, err := a.Secrets.Get(r.Context(), keyOf(r).Team, r.PathValue("secretID"))
 	if err == nil {
-		err = a.Secrets.Delete(r.Context(), s.ID)
+		err = a.Secrets.Delete(r.Context(), keyOf(r).Team, s.ID)
 	}
 	if err != nil {
 		return err
@@ -133,8 +133,12 @@ func (a *API) deleteSecret(w http.ResponseWriter, r *http.Request) error {
 	return a.changed(w, r, http.StatusNoContent, audit.SecretRemove, s)
 }
 
-// rotateSecrets encrypts all secrets with a new key and forgets the old one.
+// rotateSecrets encrypts the secrets of all teams with a new key and forgets the old one.
 func (a *API) rotateSecrets(w http.ResponseWriter, r *http.Request) error {
+	if team := keyOf(r).Team; team != "" {
+		return berm.Errorf(berm.Denied, "the secrets of all teams have one key, and only the server's own team may have another made").
+			WithHint("use an API key of team %s", berm.Team(""))
+	}
 	if err := a.Audit.Emit(audit.Record{Actor: actor(r), Type: audit.SecretRotate, Src: "api", Trust: audit.TrustHost, Outcome: audit.OK}); err != nil {
 		return err
 	}
@@ -147,9 +151,9 @@ func (a *API) rotateSecrets(w http.ResponseWriter, r *http.Request) error {
 
 // changed records that a secret was changed, has sandboxes get it, and answers.
 func (a *API) changed(w http.ResponseWriter, r *http.Request, code int, what audit.Type, s vault.Secret) error {
-	a.Sessions.SecretChanged(r.Context(), s.Name)
+	a.Sessions.SecretChanged(r.Context(), keyOf(r).Team, s.Name)
 	err := a.Audit.Emit(audit.Record{
-		Actor: actor(r), Type: what, Src: "api", Trust: audit.TrustHost, Outcome: audit.OK,
+		Team: keyOf(r).Team, Actor: actor(r), Type: what, Src: "api", Trust: audit.TrustHost, Outcome: audit.OK,
 		Data: map[string]any{"secret": s.ID, "name": s.Name, "version": s.Version},
 	})
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/berm-sandbox/berm"
 )
 
-// Vault is what a service of credentials keeps, in memory. Its secrets are those whose names
-// begin with "s".
+// Vault is what a service of credentials keeps, in memory. The secrets of a team are those whose
+// names begin with "s" and the team's.
 type Vault struct{ *fields }
 
 type fields struct {
@@ -68,9 +68,9 @@ func (v Vault) ProxyPassword(_ context.Context, id berm.SandboxID) (string, erro
 	return v.passwords[id], nil
 }
 
-// CheckSecret says whether there is a secret.
-func (v Vault) CheckSecret(_ context.Context, name string) error {
-	if !strings.HasPrefix(name, "s") {
+// CheckSecret says whether a team has a secret.
+func (v Vault) CheckSecret(_ context.Context, team berm.Team, name string) error {
+	if !strings.HasPrefix(name, "s"+string(team)) {
 		return berm.Errorf(berm.NotFound, "there is no secret %q", name)
 	}
 	return nil

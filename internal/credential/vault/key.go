@@ -230,13 +230,13 @@ func (k *keyring) wipe() {
 	k.keys = nil
 }
 
-// about binds a value to its secret and version: what is moved in the database does not
-// open.
-func about(id string, version int64) []byte {
-	return binary.BigEndian.AppendUint64([]byte(id+"\x00"), uint64(version))
+// about binds a value to its team, secret and version: what is moved in the database does not
+// open. Of the server's own team it is what it was before there were others.
+func about(team berm.Team, id string, version int64) []byte {
+	return append(binary.BigEndian.AppendUint64([]byte(id+"\x00"), uint64(version)), team...)
 }
 
-func (k *keyring) seal(id string, version int64, value []byte) (keyID string, sealed []byte, err error) {
+func (k *keyring) seal(team berm.Team, id string, version int64, value []byte) (keyID string, sealed []byte, err error) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	if len(k.keys) == 0 {
@@ -245,20 +245,28 @@ func (k *keyring) seal(id string, version int64, value []byte) (keyID string, se
 	last := k.keys[len(k.keys)-1]
 	sealed = make([]byte, chacha20poly1305.NonceSizeX, chacha20poly1305.NonceSizeX+len(value)+chacha20poly1305.Overhead)
 	rand.Read(sealed)
-	return last.id, last.aead.Seal(sealed, sealed, value, about(id, version)), nil
+	return last.id, last.aead.Seal(sealed, sealed, value, about(team, id, version)), nil
 }
 
-func (k *keyring) open(id string, version int64, keyID string, sealed []byte) ([]byte, error) {
+func (k *keyring) open(team berm.Team, id string, version int64, keyID string, sealed []byte) ([]byte, error) {
+	// With a zero byte in the id, about says the same of another id, version and team.
+	if strings.Contains(id, "\x00") {
+		return nil, corrupt(id)
+	}
 	k.mu.RLock()
 	defer k.mu.RUnlock()
 	for _, key := range k.keys {
 		if key.id != keyID || len(sealed) < chacha20poly1305.NonceSizeX {
 			continue
 		}
-		value, err := key.aead.Open(nil, sealed[:chacha20poly1305.NonceSizeX], sealed[chacha20poly1305.NonceSizeX:], about(id, version))
+		value, err := key.aead.Open(nil, sealed[:chacha20poly1305.NonceSizeX], sealed[chacha20poly1305.NonceSizeX:], about(team, id, version))
 		if err == nil {
 			return value, nil
 		}
 	}
-	return nil, berm.Errorf(berm.Internal, "the secret %s cannot be decrypted: the database was changed, or the key is not its own", strings.ToValidUTF8(id, "?"))
+	return nil, corrupt(id)
+}
+
+func corrupt(id string) error {
+	return berm.Errorf(berm.Internal, "the secret %q cannot be decrypted: the database was changed, or the key is not its own", id)
 }

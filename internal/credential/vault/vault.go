@@ -43,7 +43,8 @@ const (
 // idPrefix begins the ids of secrets, and no name.
 const idPrefix = "sec_"
 
-// Vault is an open store of secrets. Its methods are safe for concurrent use.
+// Vault is an open store of secrets. Each is of a team, and there is none such for the others. Its
+// methods are safe for concurrent use.
 type Vault struct {
 	lock *os.File
 	db   *sql.DB
@@ -69,6 +70,23 @@ CREATE TABLE notes (
 	key   TEXT NOT NULL, -- id of the key that the value is encrypted with
 	value BLOB NOT NULL  -- nonce and ciphertext
 );
+`, `
+CREATE TABLE owned (
+	id       TEXT PRIMARY KEY,
+	team     TEXT NOT NULL,
+	name     TEXT NOT NULL,
+	version  BIGINT NOT NULL,
+	metadata TEXT NOT NULL,   -- JSON object
+	created  BIGINT NOT NULL, -- Unix nanoseconds
+	updated  BIGINT NOT NULL,
+	key      TEXT NOT NULL,   -- id of the key that the value is encrypted with
+	value    BLOB NOT NULL,   -- nonce and ciphertext, of the present version alone
+	UNIQUE (team, name)
+);
+INSERT INTO owned (id, team, name, version, metadata, created, updated, key, value)
+	SELECT id, '', name, version, metadata, created, updated, key, value FROM secrets;
+DROP TABLE secrets;
+ALTER TABLE owned RENAME TO secrets;
 `}
 
 // Open opens the vault in dir, makes it when it is missing, and holds it until Close. The key is in the file
@@ -190,8 +208,8 @@ func (v *Vault) tx(ctx context.Context, do func(*sql.Tx) error) error {
 	return berm.Errorf(berm.Internal, "secrets: %w", err)
 }
 
-// Create keeps a secret. The name is kept in lower case. Kinds: Invalid, AlreadyExists.
-func (v *Vault) Create(ctx context.Context, name string, value []byte, metadata map[string]string) (Secret, error) {
+// Create keeps a secret of a team. The name is kept in lower case. Kinds: Invalid, AlreadyExists.
+func (v *Vault) Create(ctx context.Context, team berm.Team, name string, value []byte, metadata map[string]string) (Secret, error) {
 	name = strings.ToLower(name)
 	if err := checkName(name); err != nil {
 		return Secret{}, err
@@ -204,14 +222,14 @@ func (v *Vault) Create(ctx context.Context, name string, value []byte, metadata 
 	rand.Read(random)
 	now := time.Now().UTC()
 	s := Secret{ID: idPrefix + hex.EncodeToString(random), Name: name, Version: 1, Metadata: present(metadata), Created: now, Updated: now}
-	key, sealed, err := v.keys.seal(s.ID, s.Version, value)
+	key, sealed, err := v.keys.seal(team, s.ID, s.Version, value)
 	if err != nil {
 		return Secret{}, err
 	}
 	err = v.tx(ctx, func(tx *sql.Tx) error {
-		done, err := tx.ExecContext(ctx, `INSERT INTO secrets (id, name, version, metadata, created, updated, key, value)
-			VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (name) DO NOTHING`,
-			s.ID, s.Name, s.Version, text, now.UnixNano(), now.UnixNano(), key, sealed)
+		done, err := tx.ExecContext(ctx, `INSERT INTO secrets (id, team, name, version, metadata, created, updated, key, value)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (team, name) DO NOTHING`,
+			s.ID, string(team), s.Name, s.Version, text, now.UnixNano(), now.UnixNano(), key, sealed)
 		if err != nil {
 			return err
 		}
@@ -228,18 +246,18 @@ func (v *Vault) Create(ctx context.Context, name string, value []byte, metadata 
 
 // Update replaces a secret's value, and its metadata unless that is nil. The old value is
 // gone. Kinds: Invalid, NotFound.
-func (v *Vault) Update(ctx context.Context, idOrName string, value []byte, metadata map[string]string) (s Secret, err error) {
+func (v *Vault) Update(ctx context.Context, team berm.Team, idOrName string, value []byte, metadata map[string]string) (s Secret, err error) {
 	text, err := check(value, metadata)
 	if err != nil {
 		return Secret{}, err
 	}
 	err = v.tx(ctx, func(tx *sql.Tx) error {
-		if s, err = get(ctx, tx, idOrName); err != nil {
+		if s, err = get(ctx, tx, team, idOrName); err != nil {
 			return err
 		}
 		s.Version++
 		s.Updated = time.Now().UTC()
-		key, sealed, err := v.keys.seal(s.ID, s.Version, value)
+		key, sealed, err := v.keys.seal(team, s.ID, s.Version, value)
 		if err != nil {
 			return err
 		}
@@ -257,9 +275,9 @@ func (v *Vault) Update(ctx context.Context, idOrName string, value []byte, metad
 }
 
 // Delete forgets a secret. NotFound when there is none.
-func (v *Vault) Delete(ctx context.Context, idOrName string) error {
+func (v *Vault) Delete(ctx context.Context, team berm.Team, idOrName string) error {
 	return v.tx(ctx, func(tx *sql.Tx) error {
-		s, err := get(ctx, tx, idOrName)
+		s, err := get(ctx, tx, team, idOrName)
 		if err != nil {
 			return err
 		}
@@ -269,18 +287,18 @@ func (v *Vault) Delete(ctx context.Context, idOrName string) error {
 }
 
 // Get tells about a secret. NotFound when there is none.
-func (v *Vault) Get(ctx context.Context, idOrName string) (s Secret, err error) {
+func (v *Vault) Get(ctx context.Context, team berm.Team, idOrName string) (s Secret, err error) {
 	err = v.tx(ctx, func(tx *sql.Tx) error {
-		s, err = get(ctx, tx, idOrName)
+		s, err = get(ctx, tx, team, idOrName)
 		return err
 	})
 	return s, err
 }
 
-// List tells about up to limit secrets in the order of their names, beginning after one.
-func (v *Vault) List(ctx context.Context, after string, limit int) ([]Secret, error) {
+// List tells about up to limit secrets of a team in the order of their names, beginning after one.
+func (v *Vault) List(ctx context.Context, team berm.Team, after string, limit int) ([]Secret, error) {
 	all := []Secret{} // [] in JSON
-	rows, err := v.db.QueryContext(ctx, "SELECT "+columns+" FROM secrets WHERE name > ? ORDER BY name LIMIT ?", after, limit)
+	rows, err := v.db.QueryContext(ctx, "SELECT "+columns+" FROM secrets WHERE team = ? AND name > ? ORDER BY name LIMIT ?", string(team), after, limit)
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "secrets: %w", err)
 	}
@@ -298,12 +316,12 @@ func (v *Vault) List(ctx context.Context, after string, limit int) ([]Secret, er
 
 // Value returns the present value of a secret; the caller wipes it. NotFound when there is
 // none; Internal when it was changed by whoever has no key.
-func (v *Vault) Value(ctx context.Context, idOrName string) ([]byte, error) {
+func (v *Vault) Value(ctx context.Context, team berm.Team, idOrName string) ([]byte, error) {
 	var key string
 	var sealed []byte
 	var s Secret
 	err := v.tx(ctx, func(tx *sql.Tx) (err error) {
-		if s, err = get(ctx, tx, idOrName); err != nil {
+		if s, err = get(ctx, tx, team, idOrName); err != nil {
 			return err
 		}
 		return tx.QueryRowContext(ctx, "SELECT key, value FROM secrets WHERE id = ?", s.ID).Scan(&key, &sealed)
@@ -311,7 +329,10 @@ func (v *Vault) Value(ctx context.Context, idOrName string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return v.keys.open(s.ID, s.Version, key, sealed)
+	if !strings.HasPrefix(s.ID, idPrefix) {
+		return nil, corrupt(s.ID) // a note that was put here would open
+	}
+	return v.keys.open(team, s.ID, s.Version, key, sealed)
 }
 
 // Rotate makes a new key, encrypts all values with it and forgets the old ones. When it
@@ -324,8 +345,8 @@ func (v *Vault) Rotate(ctx context.Context) error {
 	}
 	err := v.tx(ctx, func(tx *sql.Tx) error {
 		return errors.Join(
-			v.reseal(ctx, tx, "SELECT id, version, key, value FROM secrets", "UPDATE secrets SET key = ?, value = ? WHERE id = ?"),
-			v.reseal(ctx, tx, "SELECT id, 0, key, value FROM notes", "UPDATE notes SET key = ?, value = ? WHERE id = ?"),
+			v.reseal(ctx, tx, "SELECT team, id, version, key, value FROM secrets", "UPDATE secrets SET key = ?, value = ? WHERE id = ?"),
+			v.reseal(ctx, tx, "SELECT '', id, 0, key, value FROM notes", "UPDATE notes SET key = ?, value = ? WHERE id = ?"),
 		)
 	})
 	if err != nil {
@@ -345,6 +366,7 @@ func (v *Vault) reseal(ctx context.Context, tx *sql.Tx, read, write string) erro
 		return err
 	}
 	type row struct {
+		team    berm.Team
 		id, key string
 		version int64
 		value   []byte
@@ -352,18 +374,18 @@ func (v *Vault) reseal(ctx context.Context, tx *sql.Tx, read, write string) erro
 	var all []row
 	for rows.Next() {
 		var r row
-		err = errors.Join(err, rows.Scan(&r.id, &r.version, &r.key, &r.value))
+		err = errors.Join(err, rows.Scan(&r.team, &r.id, &r.version, &r.key, &r.value))
 		all = append(all, r)
 	}
 	if err := errors.Join(err, rows.Err(), rows.Close()); err != nil {
 		return err
 	}
 	for _, r := range all {
-		value, err := v.keys.open(r.id, r.version, r.key, r.value)
+		value, err := v.keys.open(r.team, r.id, r.version, r.key, r.value)
 		if err != nil {
 			return err
 		}
-		key, sealed, err := v.keys.seal(r.id, r.version, value)
+		key, sealed, err := v.keys.seal(r.team, r.id, r.version, value)
 		clear(value)
 		if err != nil {
 			return err
@@ -387,7 +409,7 @@ func (v *Vault) SetNote(ctx context.Context, id string, value []byte) error {
 			return err
 		})
 	}
-	key, sealed, err := v.keys.seal(id, 0, value)
+	key, sealed, err := v.keys.seal("", id, 0, value)
 	if err != nil {
 		return err
 	}
@@ -411,7 +433,7 @@ func (v *Vault) Note(ctx context.Context, id string) ([]byte, error) {
 	if err != nil || sealed == nil {
 		return nil, err
 	}
-	return v.keys.open(id, 0, key, sealed)
+	return v.keys.open("", id, 0, key, sealed)
 }
 
 // Notes are the ids of all that SetNote kept.
@@ -421,12 +443,12 @@ func (v *Vault) Notes(ctx context.Context) (ids []string, err error) {
 
 const columns = "id, name, version, metadata, created, updated"
 
-func get(ctx context.Context, tx *sql.Tx, idOrName string) (Secret, error) {
+func get(ctx context.Context, tx *sql.Tx, team berm.Team, idOrName string) (Secret, error) {
 	column := "name"
 	if idOrName = strings.ToLower(idOrName); strings.HasPrefix(idOrName, idPrefix) {
 		column = "id"
 	}
-	s, err := scan(tx.QueryRowContext(ctx, "SELECT "+columns+" FROM secrets WHERE "+column+" = ?", idOrName))
+	s, err := scan(tx.QueryRowContext(ctx, "SELECT "+columns+" FROM secrets WHERE team = ? AND "+column+" = ?", string(team), idOrName))
 	if errors.Is(err, sql.ErrNoRows) {
 		if checkName(idOrName) != nil && column == "name" {
 			// It may be a secret that somebody wrote in the wrong place.
