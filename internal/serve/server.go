@@ -311,11 +311,13 @@ func Run(ctx context.Context, c Config) error {
 		return err
 	}
 	cu.Add(func() { c.closed("database", db.Close()) })
-	records, err := c.audit(ctx, db)
+	written, err := c.audit(ctx, db)
 	if err != nil {
 		return err
 	}
-	cu.Add(func() { c.closed("audit log", records.Close()) })
+	cu.Add(func() { c.closed("audit log", written.Close()) })
+	owners := newOwners()
+	records := ownedLog{written, owners}
 	if c.BootstrapKey != "" {
 		if _, err := db.AddKey(ctx, "bootstrap", c.BootstrapKey); err != nil {
 			return err
@@ -411,7 +413,7 @@ func Run(ctx context.Context, c Config) error {
 		changes = records
 	}
 	sessions := control.New(control.Config{
-		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Blobs: changes, Log: c.Log, Seed: seed,
+		Engine: engine, Templates: c.Templates, Store: db, Audit: records, Owned: owners.own, Blobs: changes, Log: c.Log, Seed: seed,
 		Level: c.Level, MaxSandboxes: c.MaxSandboxes, MaxTimeout: c.MaxTimeout, MaxLimits: c.MaxLimits, RequireLimits: c.RequireLimits,
 		Egress: egress, SampleEvery: 5 * time.Second, SnapshotDir: filepath.Join(c.Data, "snapshots"), Depot: saved, HoldLayers: c.HoldLayers,
 		CheckpointBytes: c.CheckpointBytes, Pools: c.Pools, Boot: boot(),
@@ -467,13 +469,11 @@ func Run(ctx context.Context, c Config) error {
 	}
 	c.greet(first, port)
 
-	drained := make(chan struct{})
 	background, stop := context.WithCancel(context.Background())
-	go func() {
-		defer close(drained)
-		drainLoop(background, db, records, c.Log)
-	}()
-	cu.Add(func() { stop(); <-drained })
+	var loops sync.WaitGroup
+	loops.Go(func() { drainLoop(background, db, records, c.Log) })
+	loops.Go(func() { owners.forgetLoop(background, db, c.Log) })
+	cu.Add(func() { stop(); loops.Wait() })
 
 	select {
 	case err := <-served:
