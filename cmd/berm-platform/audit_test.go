@@ -95,6 +95,23 @@ func TestAuditExportOCSF(t *testing.T) {
 	s.output(2, "audit", "export", "--format", "cef", "--data", data, "--all")
 }
 
+// What is of a team is found in a log that is read on its machine; over a server the key says whose.
+func TestAuditOfATeam(t *testing.T) {
+	s, l := newSetup(t), logged(t)
+	l.Team = "blue"
+	l.Session("i0bbbbbbbbbbbbbbbbbbb")
+	out, _ := s.output(0, "audit", "--log", l.Dir, "--team", "blue", "--json")
+	if n := strings.Count(out, "\n"); n < 20 || strings.Count(out, `"sandbox":"i0bbbbbbbbbbbbbbbbbbb"`) != n {
+		t.Errorf("%d records: %s", n, out)
+	}
+	if own, _ := s.output(0, "audit", "--log", l.Dir, "--team", "default", "--json"); len(own) == 0 || strings.Contains(own, "blue") {
+		t.Errorf("of the server's own: %s", own)
+	}
+	for _, args := range [][]string{{"--team", "blue"}, {"--log", l.Dir, "--team", "No"}} {
+		s.output(2, append([]string{"audit"}, args...)...)
+	}
+}
+
 func TestCreateTellsWhereASecretOfAServerIs(t *testing.T) {
 	if r := newSetup(t).run("create", "--cred", "x=env:Z"); r.code != 2 || !strings.Contains(r.stderr, "env: is for berm run") {
 		t.Errorf("%+v", r)

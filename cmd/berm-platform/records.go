@@ -27,11 +27,12 @@ const recordsPage = 1000
 func queryAudit(cmd *cobra.Command) {
 	var logs logFlags
 	var q index.Query
-	var sandbox, since, until, verdict string
+	var sandbox, team, since, until, verdict string
 	var asJSON, follow bool
 	logs.add(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&sandbox, "sandbox", "", "only records of this sandbox; its id alone says the same")
+	flags.StringVar(&team, "team", "", "only what is of this team's, of a log that is read without a server:\na key sees those of its team alone")
 	flags.StringVar(&q.Actor, "actor", "", "only what this key, user or kind of actor caused")
 	flags.StringSliceVar(&q.Types, "type", nil, "only records of these types, or of all that begin so: net.flow, exec")
 	flags.StringVar(&since, "since", "", "only from then on: a time (2026-01-31 12:00), or how long ago (90m)")
@@ -58,6 +59,16 @@ func queryAudit(cmd *cobra.Command) {
 			if q.Sandbox, err = sandboxID(sandbox); err != nil {
 				return err
 			}
+		}
+		if team != "" {
+			of, err := berm.ParseTeam(team)
+			if err == nil && logs.path == "" {
+				err = berm.Errorf(berm.Invalid, "--team is for a log that is read in its directory").WithHint("--log DATA/audit names that of a server, on its machine")
+			}
+			if err != nil {
+				return cli.UsageError{Err: err}
+			}
+			q.Team = &of
 		}
 		if q.Since, err = moment("since", since, now); err == nil {
 			q.Until, err = moment("until", until, now)

@@ -58,9 +58,6 @@ type Config struct {
 	Templates Templates
 	Store     Store
 	Audit     audit.Emitter
-	// Owned is called before the first record of a sandbox that is made, or found again at the start, with
-	// the team that it is of; nil is not told.
-	Owned func(id berm.SandboxID, team berm.Team)
 	// Blobs takes the content of files that sandboxes wrote. nil leaves what they wrote
 	// unrecorded.
 	Blobs audit.Blobs

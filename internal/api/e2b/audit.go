@@ -33,7 +33,8 @@ type Eraser interface {
 // maxRecords is how many records an answer has at most.
 const maxRecords = 1000
 
-// auditLog returns records of all sandboxes and of the server.
+// auditLog returns records of all sandboxes of the key's team, and those of no sandbox that are the team's: of the
+// server's own, those of the server.
 func (a *API) auditLog(w http.ResponseWriter, r *http.Request) error {
 	return a.records(w, r, "")
 }
@@ -49,6 +50,8 @@ func (a *API) records(w http.ResponseWriter, r *http.Request, id berm.SandboxID)
 	if err != nil {
 		return err
 	}
+	team := keyOf(r).Team
+	q.Team = &team
 	if id != "" {
 		q.Sandbox, q.Gaps = id, true
 	}

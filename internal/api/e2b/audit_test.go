@@ -73,6 +73,51 @@ func TestAudit(t *testing.T) {
 	}
 }
 
+// A key sees the records of its team, and of a sandbox also what the log lost.
+func TestAuditIsOfATeam(t *testing.T) {
+	w := newWorld(t)
+	w.logged.Session(first)
+	w.logged.Add(audit.Record{Type: audit.ServerStop})
+	w.logged.Team = "blue"
+	w.logged.Session(second)
+	w.logged.Add(audit.Record{Team: "blue", Type: audit.SecretSet})
+	own := w.key
+	if _, err := w.db.CreateTeam(t.Context(), "root", "blue", store.TeamLimits{}); err != nil {
+		t.Fatal(err)
+	}
+	_, blue, err := w.db.CreateKey(t.Context(), store.Key{Name: "blue", Team: "blue"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, want := range map[string]struct {
+		team         berm.Team
+		mine, theirs berm.SandboxID
+	}{own: {"", first, second}, blue: {"blue", second, first}} {
+		w.key = key
+		var p recordsPage
+		w.want(200, "GET", "/berm/v1/audit", "").into(t, &p)
+		types := map[audit.Type]bool{}
+		for _, r := range p.Records {
+			types[r.Type] = true
+			if r.Team != want.team || r.Sandbox == want.theirs {
+				t.Errorf("team %s sees %+v", want.team, r)
+			}
+		}
+		if len(p.Records) < 20 || types[audit.ServerStop] != (want.team == "") || types[audit.SecretSet] == (want.team == "") {
+			t.Errorf("team %s sees %d records, of %v", want.team, len(p.Records), types)
+		}
+		w.want(200, "GET", "/berm/v1/audit?sandbox="+string(want.theirs), "").into(t, &p)
+		if len(p.Records) > 0 {
+			t.Errorf("team %s sees %+v", want.team, p.Records)
+		}
+		w.want(200, "GET", "/berm/v1/sandboxes/"+string(want.mine)+"/audit?type=audit", "").into(t, &p)
+		if len(p.Records) == 0 {
+			t.Errorf("team %s sees no gaps", want.team)
+		}
+		w.want(404, "GET", "/berm/v1/sandboxes/"+string(want.theirs)+"/audit", "")
+	}
+}
+
 func jsonText(v any) string {
 	text, _ := json.Marshal(v)
 	return string(text)

@@ -22,8 +22,10 @@ var Begin = time.Date(2026, 3, 14, 9, 26, 53, 0, time.UTC)
 type Log struct {
 	tb  testing.TB
 	Dir string
-	seq uint64
-	now time.Time
+	// Team is whose the sandboxes of records are that are added from now on.
+	Team berm.Team
+	seq  uint64
+	now  time.Time
 }
 
 // New makes an empty log in dir.
@@ -41,6 +43,9 @@ func (l *Log) Add(r audit.Record) {
 	l.seq++
 	l.Wait(3 * time.Millisecond)
 	r.V, r.Seq, r.Time, r.Host = audit.Version, l.seq, l.now, "host"
+	if r.Sandbox != "" && r.Team == "" {
+		r.Team = l.Team
+	}
 	if r.Trust == "" {
 		r.Trust = audit.TrustHost
 	}

@@ -11,6 +11,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -22,13 +23,14 @@ import (
 )
 
 // version is that of the schema: a file of another one is made anew.
-const version = 1
+const version = 2
 
 // Times are nanoseconds since 1970.
 const schema = `
 CREATE TABLE records (
 	seq     INTEGER PRIMARY KEY,
 	sandbox TEXT NOT NULL,
+	team    TEXT NOT NULL,
 	time    INTEGER NOT NULL,
 	type    TEXT NOT NULL,
 	actor   TEXT NOT NULL,
@@ -37,6 +39,7 @@ CREATE TABLE records (
 	line    BLOB NOT NULL
 );
 CREATE INDEX by_sandbox ON records (sandbox, seq);
+CREATE INDEX by_team ON records (team, seq) WHERE team <> '';
 CREATE INDEX by_type ON records (type, seq);
 CREATE INDEX by_actor ON records (actor, seq);
 CREATE INDEX by_time ON records (time);
@@ -48,6 +51,20 @@ CREATE TABLE names (
 	PRIMARY KEY (kind, name, seq)
 ) WITHOUT ROWID;
 CREATE INDEX names_by_seq ON names (seq);
+CREATE TABLE sandboxes (
+	id    TEXT PRIMARY KEY,
+	team  TEXT NOT NULL,
+	last  INTEGER NOT NULL, -- time of its last record
+	bytes INTEGER NOT NULL  -- of what an erasure takes: records and contents; 0 when there is nothing
+) WITHOUT ROWID;
+CREATE INDEX sandboxes_by_team ON sandboxes (team, last);
+CREATE TABLE contents (
+	sandbox TEXT NOT NULL,
+	hash    TEXT NOT NULL,
+	size    INTEGER NOT NULL,
+	seq     INTEGER NOT NULL, -- of the last record of the sandbox that names it
+	PRIMARY KEY (sandbox, hash)
+) WITHOUT ROWID;
 CREATE TABLE state (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL, hash TEXT NOT NULL);
 INSERT INTO state VALUES (1, 0, '');
 `
@@ -104,7 +121,7 @@ func (x *Index) open() error {
 	}
 	tx, err := x.db.Begin()
 	if err == nil {
-		_, err = tx.Exec(schema + "PRAGMA user_version = 1")
+		_, err = tx.Exec(schema + "PRAGMA user_version = " + strconv.Itoa(version))
 		if err == nil {
 			err = tx.Commit()
 		} else {
@@ -178,22 +195,6 @@ func (x *Index) Names(ctx context.Context, id berm.SandboxID, sha256 string) (fo
 		return x.db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM names JOIN records USING (seq) WHERE names.kind = 'blob' AND name = ? AND sandbox = ?)`, sha256, string(id)).Scan(&found)
 	})
 	return found, err
-}
-
-// Team says whose a sandbox was, by its records. NotFound when there are none.
-func (x *Index) Team(ctx context.Context, id berm.SandboxID) (berm.Team, error) {
-	found, err := x.Query(ctx, Query{Sandbox: id, Limit: 1})
-	if err != nil {
-		return "", err
-	}
-	if len(found) == 0 {
-		return "", berm.Errorf(berm.NotFound, "there is no record of sandbox %s", id)
-	}
-	var line struct{ Team berm.Team }
-	if err := json.Unmarshal(found[0].Line, &line); err != nil {
-		return "", failed(err)
-	}
-	return line.Team, nil
 }
 
 // Of is what the log has of a sandbox, with what it lost of all.
@@ -281,32 +282,19 @@ func (x *Index) update(ctx context.Context) error {
 	if err := x.db.QueryRowContext(ctx, "SELECT last, hash FROM state").Scan(&last, &hash); err != nil {
 		return err
 	}
-	var tx *sql.Tx
-	var insert, name *sql.Stmt
+	var b *intake
 	taken, first, erased := 0, true, false
-	begin := func() (err error) {
-		if tx, err = x.db.BeginTx(ctx, nil); err != nil {
-			return err
-		}
-		if insert, err = tx.Prepare("INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)"); err == nil {
-			name, err = tx.Prepare("INSERT OR IGNORE INTO names VALUES (?, ?, ?)")
-		}
-		return err
-	}
 	commit := func() error {
-		if tx == nil {
+		if b == nil {
 			return nil
 		}
-		_, err := tx.Exec("UPDATE state SET last = ?, hash = ?", int64(last), hash)
-		if err == nil {
-			err = tx.Commit()
-		}
-		tx = nil
+		err := b.commit(last, hash)
+		b = nil
 		return err
 	}
 	defer func() {
-		if tx != nil {
-			_ = tx.Rollback()
+		if b != nil {
+			_ = b.tx.Rollback()
 		}
 	}()
 	for line, err := range x.source.Records(last) {
@@ -327,23 +315,15 @@ func (x *Index) update(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if tx == nil {
-			if err := begin(); err != nil {
+		if b == nil {
+			if b, err = x.begin(ctx); err != nil {
 				return err
 			}
 		}
-		if err := x.take(insert, name, line); err != nil {
+		if err := b.take(line); err != nil {
 			return err
 		}
-		switch line.Type {
-		case audit.Removed:
-			err = forgetRemoved(tx, line)
-		case audit.Erase:
-			erased, err = true, forgetErased(tx, line)
-		}
-		if err != nil {
-			return err
-		}
+		erased = erased || line.Type == audit.Erase
 		last, hash = line.Seq, lineHash(line.Raw)
 		if taken++; taken%batch == 0 {
 			if err := commit(); err != nil {
@@ -373,54 +353,6 @@ func lineHash(raw []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-func (x *Index) take(insert, name *sql.Stmt, line trail.Line) error {
-	seq := int64(line.Seq)
-	if _, err := insert.Exec(seq, string(line.Sandbox), line.Time.UnixNano(), string(line.Type), line.Actor.ID, line.Actor.Type, string(line.Outcome), line.Raw); err != nil {
-		return err
-	}
-	n := namesOf(line, x.source)
-	for _, of := range [...]struct {
-		kind string
-		list []string
-	}{{"path", n.paths}, {"host", n.hosts}, {"blob", n.blobs}} {
-		for _, s := range of.list {
-			if _, err := name.Exec(of.kind, s, seq); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
-}
-
-// forgetRemoved removes what a record tells to be removed from the log.
-func forgetRemoved(tx *sql.Tx, line trail.Line) error {
-	var record struct{ Data audit.Removal }
-	if json.Unmarshal(line.Raw, &record) != nil {
-		return nil // it is no record of a server's
-	}
-	return forgetSpan(tx, record.Data)
-}
-
-// forgetErased removes what a record tells to be erased.
-func forgetErased(tx *sql.Tx, line trail.Line) error {
-	spans, err := trail.Erased(line)
-	if err != nil {
-		return nil // it is no record of a server's
-	}
-	for _, s := range spans {
-		if err := forgetSpan(tx, s); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func forgetSpan(tx *sql.Tx, s audit.Removal) error {
-	from, to := int64(s.From), int64(s.To)
-	_, err := tx.Exec("DELETE FROM names WHERE seq BETWEEN ? AND ?; DELETE FROM records WHERE seq BETWEEN ? AND ?", from, to, from, to)
-	return err
-}
-
 // forget removes what is older than the first record of the log.
 func (x *Index) forget(ctx context.Context) error {
 	var oldest, first sql.NullInt64
@@ -436,8 +368,14 @@ func (x *Index) forget(ctx context.Context) error {
 	if !first.Valid || first.Int64 <= oldest.Int64 {
 		return nil
 	}
-	_, err := x.db.ExecContext(ctx, "DELETE FROM names WHERE seq < ?; DELETE FROM records WHERE seq < ?", first.Int64, first.Int64)
-	return err
+	tx, err := x.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	if err := forgetSpan(tx, audit.Removal{To: uint64(first.Int64 - 1)}); err != nil {
+		return errors.Join(err, tx.Rollback())
+	}
+	return tx.Commit()
 }
 
 // sql writes a query as SQLite takes it.
@@ -451,6 +389,17 @@ func (q Query) sql() (string, []any) {
 		and("(sandbox = ? OR sandbox = '' AND type = ?)", string(q.Sandbox), string(audit.Gap))
 	case q.Sandbox != "":
 		and("sandbox = ?", string(q.Sandbox))
+	}
+	switch {
+	case q.Team == nil:
+	case q.Sandbox != "" && q.Gaps:
+		and("(+team = ? OR sandbox = '')", string(*q.Team))
+	case q.Sandbox != "":
+		and("+team = ?", string(*q.Team)) // + leaves its index, which has more than that of the sandbox
+	case *q.Team == "":
+		and("team = ''")
+	default:
+		and("team = ? AND team <> ''", string(*q.Team)) // by_team has no others
 	}
 	if q.Actor != "" {
 		and("(actor = ? OR records.kind = ?)", q.Actor, q.Actor)

@@ -31,8 +31,12 @@ func sessions(t *testing.T) (*audittest.Log, *Index) {
 	l.Add(audit.Record{Type: audit.ServerStart, Src: "server"})
 	l.Session(one)
 	l.Add(audit.Record{Type: audit.APICall, Actor: audit.Actor{Type: "anonymous"}, Outcome: audit.Denied, Data: map[string]any{"status": 401}})
+	l.Team = "blue"
 	l.Session(two)
+	l.Add(audit.Record{Type: audit.SecretSet, Team: "blue"})
+	l.Team = "red"
 	l.Hostile("i0ccccccccccccccccccc")
+	l.Team = ""
 	return l, open(t, l, filepath.Join(t.TempDir(), "cache", "index.db"))
 }
 
@@ -73,6 +77,7 @@ func scanned(t *testing.T, l *audittest.Log, q Query) (all []uint64) {
 func TestIndexFindsWhatTheLogHas(t *testing.T) {
 	l, x := sessions(t)
 	mid := audittest.Begin.Add(5 * time.Second)
+	own, blue, none := berm.Team(""), berm.Team("blue"), berm.Team("green")
 	for _, c := range []struct {
 		q    Query
 		want int // records; -1: some
@@ -81,6 +86,18 @@ func TestIndexFindsWhatTheLogHas(t *testing.T) {
 		{Query{Sandbox: one}, -1},
 		{Query{Sandbox: one, Gaps: true}, -1},
 		{Query{Sandbox: "i0ddddddddddddddddddd"}, 0},
+		{Query{Team: &own}, -1},
+		{Query{Team: &blue}, -1},
+		{Query{Team: &none}, 0},
+		{Query{Team: &blue, Types: []string{"secret"}}, 1},
+		{Query{Team: &own, Types: []string{"secret"}}, 0},
+		{Query{Team: &own, Types: []string{"server.start", "api.call", "audit.gap"}, After: 1}, -1},
+		{Query{Team: &blue, Sandbox: one}, 0},
+		{Query{Team: &own, Sandbox: two}, 0},
+		{Query{Team: &blue, Sandbox: two}, -1},
+		{Query{Team: &blue, Sandbox: two, Gaps: true}, -1},
+		{Query{Team: &blue, Host: "git.test"}, 2},
+		{Query{Team: &blue, After: 20, Limit: 7}, 7},
 		{Query{Actor: "k1", Types: []string{"exec.start"}}, 9},
 		{Query{Actor: "anonymous"}, 1},
 		{Query{Actor: "nobody"}, 0},
@@ -116,7 +133,7 @@ func TestIndexFindsWhatTheLogHas(t *testing.T) {
 			t.Errorf("%+v: %d records, want %d", c.q, len(got), c.want)
 		}
 		back, err := Parse(c.q.Values())
-		c.q.Gaps = false
+		c.q.Gaps, c.q.Team = false, nil // of no URL
 		if err != nil || !reflect.DeepEqual(back, c.q) {
 			t.Errorf("%+v becomes %+v, %v", c.q, back, err)
 		}

@@ -20,7 +20,10 @@ import (
 type Query struct {
 	Sandbox berm.SandboxID
 	// Gaps adds what the log lost of all sandboxes to the records of one.
-	Gaps    bool
+	Gaps bool
+	// Team is whose records; nil is anybody's. Those about the server as a whole are its own team's. Not of
+	// URLs: there the key says it.
+	Team    *berm.Team
 	Actor   string   // its id, or its type
 	Types   []string // of records, or their first parts: "net.flow", "net"
 	Since   time.Time
@@ -142,7 +145,8 @@ func (q Query) Values() url.Values {
 }
 
 // Scan finds records without an index, by reading all of them. Lines that are no records come
-// as errors.
+// as errors. A record that was made before its sandbox was a team's, as of those that wait in a pool, is not
+// known to be that team's, as it is by an index.
 func Scan(source trail.Source, q Query) iter.Seq2[trail.Line, error] {
 	return func(yield func(trail.Line, error) bool) {
 		n := 0
@@ -168,6 +172,7 @@ func (q Query) match(line trail.Line, source trail.Source) bool {
 	switch {
 	case line.Seq <= q.After,
 		q.Sandbox != "" && line.Sandbox != q.Sandbox && !gap,
+		q.Team != nil && line.Team != *q.Team && (!gap || q.Sandbox == ""),
 		q.Actor != "" && line.Actor.ID != q.Actor && line.Actor.Type != q.Actor,
 		!q.Since.IsZero() && line.Time.Before(q.Since),
 		!q.Until.IsZero() && line.Time.After(q.Until),

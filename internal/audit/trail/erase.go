@@ -42,9 +42,9 @@ type Erasure struct {
 	named time.Time        // of the last record that names one
 }
 
-// erasable says whether a record goes when its sandbox is erased. What tells why it was kept or
+// Erasable says whether a record goes when its sandbox is erased. What tells why it was kept or
 // erased stays.
-func erasable(t audit.Type) bool {
+func Erasable(t audit.Type) bool {
 	return t != audit.Erase && t != audit.HoldSet && t != audit.HoldEnd
 }
 
@@ -192,7 +192,7 @@ func (d Dir) find(e *Erasure) error {
 		case h.Sandbox != e.Sandbox:
 			e.Named++
 			continue
-		case !erasable(h.Type):
+		case !Erasable(h.Type):
 			continue
 		}
 		if last := len(e.spans) - 1; last >= 0 && e.spans[last].To+1 == h.Seq {
