@@ -15,7 +15,7 @@ type Wall interface {
 	Freeze() error
 	Thaw() error
 	// Settle does, while processes run, what a snapshot into a directory would else do while they
-	// stand still.
+	// stand still, and refuses what cannot be saved.
 	Settle(dir string) error
 	// Snapshot saves the files of frozen processes into a directory.
 	Snapshot(dir string) (berm.Saved, error)
@@ -142,6 +142,8 @@ func (m *Machine) Snapshot(dir string, memory bool) (saved berm.Saved, err error
 	begin := time.Now()
 	if err = m.wall.Freeze(); err == nil {
 		saved, err = m.wall.Snapshot(dir)
+	} else if berm.KindOf(err) == berm.Unsupported { // nothing stands still, and what cannot freeze cannot thaw
+		return saved, m.orKill(err, nil)
 	}
 	err = m.orKill(err, m.wall.Thaw())
 	saved.Stopped = time.Since(begin)

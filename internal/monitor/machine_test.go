@@ -17,6 +17,7 @@ import (
 type wall struct {
 	m      *Machine
 	freeze func() error
+	thaw   error
 	once   sync.Once
 }
 
@@ -33,7 +34,7 @@ func (w *wall) Checkpoint(string) (berm.Saved, error) {
 	return berm.Saved{Size: 1, Memory: true}, nil
 }
 
-func (w *wall) Thaw() error                { return nil }
+func (w *wall) Thaw() error                { return w.thaw }
 func (w *wall) Usage() (berm.Usage, error) { return berm.Usage{PIDs: 7}, nil }
 func (w *wall) Policy() json.RawMessage    { return json.RawMessage(`{"network":"none"}`) }
 func (w *wall) Kill() {
@@ -51,6 +52,18 @@ func TestDeadlineThatCannotPauseKills(t *testing.T) {
 	m.Wait()
 	if s := m.Status(); s.Exit.Reason != berm.ReasonTimeout {
 		t.Errorf("%+v", s)
+	}
+}
+
+// What cannot freeze cannot thaw either: that is no reason to end what was never stopped.
+func TestSnapshotThatCannotFreezeIsRefused(t *testing.T) {
+	unsupported := berm.Errorf(berm.Unsupported, "no freezer")
+	m := machine(&wall{freeze: func() error { return unsupported }, thaw: unsupported}, time.Time{}, berm.KillAtDeadline)
+	if _, err := m.Snapshot(t.TempDir(), false); berm.KindOf(err) != berm.Unsupported {
+		t.Errorf("snapshot: %v", err)
+	}
+	if s := m.Status(); s.State != berm.Running || m.Reason() != "" {
+		t.Errorf("%+v, %q", s, m.Reason())
 	}
 }
 

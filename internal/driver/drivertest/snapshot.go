@@ -420,6 +420,22 @@ END
 		_, err = s.Snapshot(testContext(t), t.TempDir(), false)
 		want(t, err, berm.NotFound)
 	}},
+	{name: "SnapshotImpossible", run: func(t *testing.T, h Harness) {
+		if h.Missing[Snapshot] == "" {
+			t.Skip("snapshots can be had")
+		}
+		s := create(t, h)
+		for _, memory := range []bool{false, true} {
+			_, err := s.Snapshot(testContext(t), t.TempDir(), memory)
+			want(t, err, berm.Unsupported)
+			if berm.HintOf(err) == "" {
+				t.Errorf("no hint what is needed: %v", err)
+			}
+			if err := health(testContext(t), s); err != nil {
+				t.Fatalf("after a snapshot that was refused (memory: %t): %v", memory, err)
+			}
+		}
+	}},
 	{name: "SnapshotsAtOnce", needs: []Feature{Snapshot}, run: func(t *testing.T, h Harness) {
 		s := create(t, h)
 		var group sync.WaitGroup

@@ -24,9 +24,8 @@ const SavedDisk = "disk"
 // the disk for ever. With no process that could write, its sync leaves an image with all data in
 // it, which is as good as one that was unmounted but for the space of files that are open and have no name any more.
 func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
-	if s.image == nil {
-		return saved, berm.Errorf(berm.Unsupported, "the disk of this sandbox cannot be saved: it is no file system of its own").
-			WithHint("snapshots need a server of root and a sandbox with a limit of its disk")
+	if err := s.savable(); err != nil {
+		return saved, err
 	}
 	failed := func(err error) (berm.Saved, error) {
 		if s.ending.Load() {
@@ -63,12 +62,21 @@ func (s *Sandbox) Snapshot(dir string) (saved berm.Saved, err error) {
 	return saved, failpoint.Hit("launch.saved")
 }
 
+// savable refuses a disk that no snapshot can be made of.
+func (s *Sandbox) savable() error {
+	if s.image == nil {
+		return berm.Errorf(berm.Unsupported, "the disk of this sandbox cannot be saved: it is no file system of its own").
+			WithHint("snapshots and forks need a server of root and a sandbox with a limit of its disk")
+	}
+	return nil
+}
+
 // Settle writes what is in memory of the disk to the host's, where a snapshot in dir will be a clone:
 // to clone a file waits for that, so that a sandbox would stand still the longer the more it wrote
 // last. Copies read what is in memory.
 func (s *Sandbox) Settle(dir string) error {
-	if s.image == nil {
-		return nil // Snapshot says why not
+	if err := s.savable(); err != nil {
+		return err
 	}
 	trial, err := nameless(dir)
 	if errors.Is(err, unix.ENOSPC) {
