@@ -255,6 +255,8 @@ func do(ctx context.Context, t *Task, r *Request) (result Result, err error) {
 		if result.Started {
 			<-recorded //nolint:errcheck // the session goes, and what it recorded with it
 		}
+		nothing := layer.Summary(nil, nil, "end")
+		result.wrote = &nothing
 		return result, nil // and Clean removes the session
 	}
 	close(ended)

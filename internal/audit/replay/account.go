@@ -33,6 +33,7 @@ func Account(w io.Writer, t *Timeline, p Part, style terminal.Style) error {
 	if len(p.Lanes) == 0 {
 		a.commands()
 		a.files()
+		a.reach()
 		a.network()
 		a.credentials()
 		a.limits()
@@ -74,9 +75,9 @@ func Clock(d time.Duration) string {
 
 func (a *account) head() {
 	a.out.WriteString(a.style.Bold("Sandbox "+string(a.Sandbox)) + "\n")
-	what := "of template " + a.Template
-	if a.Template == "" {
-		what = "of berm run"
+	what := "of template " + cmp.Or(a.Template, "that is not on record")
+	if a.Local {
+		what = "of berm run in " + a.Workspace
 	}
 	if a.Level != "" {
 		what += " at level " + a.Level
@@ -123,7 +124,7 @@ func (a *account) commands() {
 		switch data := e.Data.(type) {
 		case *audit.Process:
 			if e.Type == audit.ProcExec {
-				programs[data.Exe]++
+				programs[program(data.Exe)]++
 				executed++
 			}
 		case *audit.ProcessSum:
@@ -135,6 +136,9 @@ func (a *account) commands() {
 	}
 	if executed > 0 {
 		a.line("  ", fmt.Sprintf("inside, %s of %s: %s", count(executed, "execution"), count(len(programs), "program"), most(programs, 12)))
+	}
+	if a.Local {
+		a.line("  ", unkept)
 	}
 }
 
@@ -161,7 +165,7 @@ func (a *account) files() {
 	when, why, looked := a.Looked(a.End)
 	if !looked {
 		a.line("  ", a.Unlooked())
-		if a.Template == "" {
+		if a.Local {
 			return
 		}
 	}
@@ -172,6 +176,9 @@ func (a *account) files() {
 		text += fmt.Sprintf(", seen at %s (%s)", a.Clock(when), why)
 	}
 	a.line("  ", text)
+	if unseen := a.Unseen(); looked && unseen != "" {
+		a.line("  ", unseen)
+	}
 	lines := fileLines(files)
 	for _, line := range lines[:min(maxList, len(lines))] {
 		a.line("  ", line)
@@ -205,10 +212,13 @@ func fileLines(files []File) (lines []string) {
 		}
 		if collapsed[dir]++; collapsed[dir] == 1 {
 			at[dir] = len(lines)
-			lines = append(lines, "")
+			lines = append(lines, fileLine(f)) // unless there are more
 		}
 	}
 	for dir, n := range collapsed {
+		if n == 1 {
+			continue
+		}
 		lines[at[dir]] = fmt.Sprintf("%-7s %s/… (%s)", "in", dir, count(n, "path"))
 	}
 	return lines
@@ -230,6 +240,27 @@ func fileLine(f File) string {
 		text += ", by the files API"
 	}
 	return text
+}
+
+func (a *account) reach() {
+	all := a.reaches()
+	if len(all) == 0 {
+		return
+	}
+	a.title("What it was allowed to reach")
+	for _, r := range all {
+		indent := "  "
+		if len(all) > 1 {
+			a.line(indent, "from "+a.Clock(r.at)+" on")
+			indent += "  "
+		}
+		for _, line := range r.lines[:min(maxList, len(r.lines))] {
+			a.line(indent, line)
+		}
+		if left := len(r.lines) - maxList; left > 0 {
+			a.line(indent, fmt.Sprintf("and %d more", left))
+		}
+	}
 }
 
 func (a *account) network() {
@@ -256,14 +287,7 @@ func (a *account) network() {
 		times := max(f.Count, 1)
 		if f.Action == "deny" {
 			c.denied += times
-			why := f.Reason
-			if f.Rule != "" {
-				why += ", rule " + f.Rule
-			}
-			if f.Detail != "" {
-				why += ": " + strings.Join(strings.Fields(f.Detail), " ") // it may have lines
-			}
-			c.why[why] += times
+			c.why[why(f)] += times
 			continue
 		}
 		if f.Unreached {
@@ -277,7 +301,7 @@ func (a *account) network() {
 		c.up, c.down = c.up+f.Up, c.down+f.Down
 	}
 	if len(order) == 0 {
-		a.line("  ", "nothing, and nothing was tried")
+		a.line("  ", cmp.Or(a.Unwatched(), "nothing, and nothing was tried"))
 	}
 	tell := func(denied bool) {
 		n := 0

@@ -39,6 +39,10 @@ func (t *Timeline) see(e *Event) {
 	if !ok || e.continues() {
 		return
 	}
+	if e.unseen() {
+		t.unseen = e
+		return
+	}
 	l := &look{event: e, at: data.At, changes: data.Changes}
 	if data.More > 0 {
 		for _, b := range e.Blobs {
@@ -71,6 +75,22 @@ func (e *Event) continues() bool {
 	return ok && (data.Continues || len(data.Changes)+data.More == 0 && len(e.Blobs) > 0)
 }
 
+// unseen says that a look at the writable layer could not be taken.
+func (e *Event) unseen() bool {
+	data, ok := e.Data.(*audit.Changes)
+	return ok && e.Outcome == audit.Failed && len(data.Changes)+data.More == 0
+}
+
+// Unseen says why it is not known what the files of a sandbox were after the last look at them, ""
+// where that look was the last one that was tried.
+func (t *Timeline) Unseen() string {
+	last := t.look(t.End)
+	if t.unseen == nil || last != nil && last.event.Time.After(t.unseen.Time) {
+		return ""
+	}
+	return fmt.Sprintf("what changed until %s is not known: %s", t.Clock(t.unseen.Time), t.unseen.Reason)
+}
+
 // Looked says whether there was a look at the writable layer until a time, and why the last
 // one was taken.
 func (t *Timeline) Looked(at time.Time) (time.Time, string, bool) {
@@ -86,8 +106,12 @@ func (t *Timeline) Unlooked() string {
 	switch {
 	case len(t.looks) > 0:
 		return ""
-	case t.Template == "":
+	case t.direct:
+		return "not on record: it wrote straight into the project"
+	case t.Local:
 		return "not on record: `berm diff` shows it while the session is there"
+	case t.unseen != nil:
+		return t.Unseen() + "; what the files API wrote:"
 	}
 	return "the writable layer was not looked at; what the files API wrote:"
 }

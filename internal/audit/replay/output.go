@@ -50,6 +50,23 @@ func Content(source trail.Source, hash string) ([]byte, error) {
 // HasOutput says whether output of the command was kept.
 func (c *Command) HasOutput() bool { return c.frames != nil }
 
+// unkept is what is known of what a command of berm run printed.
+const unkept = "what it printed is not on record"
+
+// Unheard says why nothing is known of what a command printed, "" where something is or it printed
+// nothing.
+func (t *Timeline) Unheard(c *Command) string {
+	switch {
+	case c.HasOutput():
+		return ""
+	case t.Local:
+		return unkept
+	case c.Output > 0:
+		return "no output was kept"
+	}
+	return ""
+}
+
 // Kept is how many bytes its kept output takes, in frames.
 func (c *Command) Kept() int64 {
 	if c.frames == nil {

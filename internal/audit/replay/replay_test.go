@@ -519,3 +519,101 @@ func TestLevelAndWhatItDoesNotRecord(t *testing.T) {
 		t.Errorf("%q", w)
 	}
 }
+
+// words is the account of a sandbox.
+func words(t *testing.T, l *audittest.Log) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := Account(&out, load(t, l, id), Part{}, false); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// holds says which of some texts an account lacks, and which it has that would be false.
+func holds(t *testing.T, account string, wanted, false []string) {
+	t.Helper()
+	for _, text := range wanted {
+		if !strings.Contains(account, text) {
+			t.Errorf("the account lacks %q", text)
+		}
+	}
+	for _, text := range false {
+		if strings.Contains(account, text) {
+			t.Errorf("the account says %q", text)
+		}
+	}
+	if t.Failed() {
+		t.Log(account)
+	}
+}
+
+// What nobody watched is not told as if nothing had happened.
+func TestLocalRunTellsWhatIsNotOnRecord(t *testing.T) {
+	run := func(t *testing.T, data map[string]any) *audittest.Log {
+		l := audittest.New(t, t.TempDir())
+		data["argv"], data["workspace"] = []string{"make"}, "/src/app"
+		l.Add(audit.Record{Sandbox: id, Trust: audit.TrustUser, Type: audit.SandboxCreate, Src: "local", Data: data})
+		l.Add(audit.Record{Sandbox: id, Trust: audit.TrustUser, Type: audit.FileChange, Src: "local", Data: audit.Changes{At: "end", Changes: []audit.Change{}}})
+		return l
+	}
+	always := []string{"of berm run in /src/app", "what it printed is not on record", "0 paths of another content than the project's"}
+	t.Run("Host", func(t *testing.T) {
+		holds(t, words(t, run(t, map[string]any{"network": "host"})), append(always, "not on record: it had the network of this machine"), []string{"nothing was tried", "allowed to reach"})
+	})
+	t.Run("Writable", func(t *testing.T) {
+		l := audittest.New(t, t.TempDir())
+		l.Add(audit.Record{Sandbox: id, Trust: audit.TrustUser, Type: audit.SandboxCreate, Src: "local", Data: map[string]any{"argv": []string{"make"}, "access": "rw"}})
+		holds(t, words(t, l), []string{"not on record: it wrote straight into the project"}, []string{"berm diff"})
+	})
+	t.Run("None", func(t *testing.T) {
+		holds(t, words(t, run(t, map[string]any{"network": "none"})), append(always, "nothing: it had no network"), []string{"nothing was tried", "allowed to reach"})
+	})
+	t.Run("Policy", func(t *testing.T) {
+		l := run(t, map[string]any{"network": "policy", "open": []string{"10.1.0.0/16"}, "policy": egress.Policy{Entries: []string{"pypi.org", "a.test:8080"}}})
+		l.Flow(id, egress.Event{Kind: "dns", Name: "b.test", Action: "deny", Reason: "not_listed"})
+		l.Flow(id, egress.Event{Kind: "flow", Address: "10.0.0.1", Port: 80, Protocol: "tcp", Action: "deny", Reason: "private", Detail: "Denied (private): 10.0.0.1:80 is private use."})
+		holds(t, words(t, l), append(always, "What it was allowed to reach\n  Allow pypi.org on ports 80 and 443.\n  Allow a.test on port 8080.\n  Everything else is denied.\n  Opened, for rules to allow: 10.1.0.0/16.\n",
+			"not_listed: no rule of the policy names it", "         private: 10.0.0.1:80 is private use."), []string{"private: Denied"})
+	})
+}
+
+func TestPoliciesOfASandbox(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	set := func(data map[string]any) {
+		l.Add(audit.Record{Sandbox: id, Actor: audit.Actor{Type: "key", ID: "k1"}, Type: audit.PolicySet, Src: "control", Data: data})
+	}
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Src: "control", Data: map[string]any{"template": "base"}})
+	set(map[string]any{"level": "namespace", "network": "what the policy of the network service lets through"})
+	set(map[string]any{"network": map[string]any{"reach": "public", "revision": 1, "document": map[string]any{"version": 1, "default": "allow-public"}}})
+	l.Wait(time.Second)
+	set(map[string]any{"network": map[string]any{"reach": "rules", "revision": 2, "document": map[string]any{"version": 1, "rules": []any{map[string]any{"id": "r", "to": []string{"a.test"}}}}}})
+	set(map[string]any{"network": map[string]any{"revision": 3, "document": map[string]any{"version": 7}}})
+	holds(t, words(t, l), []string{
+		"the wall was set by key k1\n", "from 00:00.006 on\n    Everything else on the public internet is allowed", "from 00:01.009 on\n    Allow a.test on ports 80 and 443.\n    Everything else is denied.\n",
+		"the network policy was set by key k1: Allow a.test on ports 80 and 443. Everything else is denied.", "The log does not tell what: ", "nothing, and nothing was tried",
+	}, nil)
+
+	l = audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Src: "control", Data: map[string]any{"template": "base"}})
+	set(map[string]any{"level": "namespace", "network": "none but loopback"})
+	holds(t, words(t, l), []string{"nothing: it had no network"}, []string{"nothing was tried", "allowed to reach"})
+}
+
+// A look that could not be taken is not one that found nothing.
+func TestLookThatFailed(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Src: "control", Data: map[string]any{"template": "base"}})
+	unseen := audit.Record{Sandbox: id, Type: audit.FileChange, Src: "layer", Outcome: audit.Failed, Reason: "it is in memory", Data: audit.Changes{At: "end", Changes: []audit.Change{}}}
+	l.Add(unseen)
+	holds(t, words(t, l), []string{"what changed until 00:00.003 is not known: it is in memory", "looked at the writable layer (end): failed: it is in memory"}, []string{"seen at", "0 paths"})
+
+	l = audittest.New(t, t.TempDir())
+	l.Change(id, "pause", []audit.Change{{Path: "a", Op: "add", Kind: "file"}})
+	l.Wait(time.Second)
+	l.Add(unseen)
+	holds(t, words(t, l), []string{"1 added, 0 changed, 0 deleted, seen at 00:00.000 (pause)", "what changed until 00:01.003 is not known: it is in memory"}, nil)
+	l.Wait(time.Second)
+	l.Change(id, "request", []audit.Change{{Path: "a", Op: "add", Kind: "file"}})
+	holds(t, words(t, l), []string{"seen at 00:02.006 (request)"}, []string{"is not known"})
+}

@@ -35,7 +35,9 @@ func (e *Event) Text() string {
 			text = fmt.Sprintf("looked at the writable layer (%s), continued: the content of %s", data.At, count(len(e.Blobs), "file"))
 			break
 		}
-		text = fmt.Sprintf("looked at the writable layer (%s): %s of another content than the template's", data.At, count(len(data.Changes)+data.More, "path"))
+		if text = "looked at the writable layer (" + data.At + ")"; !e.unseen() {
+			text += fmt.Sprintf(": %s of another content than %s", count(len(data.Changes)+data.More, "path"), origin(e.Src))
+		}
 	case *egress.Event:
 		text = Reached(data)
 	case *egress.Reply:
@@ -64,6 +66,14 @@ func (e *Event) Text() string {
 		text += ": " + strings.TrimPrefix(e.Reason, audit.NotStarted+": ")
 	}
 	return text
+}
+
+// origin is what the files of a sandbox are compared with.
+func origin(src string) string {
+	if src == local {
+		return "the project's"
+	}
+	return "the template's"
 }
 
 func count(n int, what string) string {
@@ -124,7 +134,7 @@ func process(t audit.Type, p *audit.Process) string {
 	case audit.ProcFork:
 		return fmt.Sprintf("pid %d began (from %d)", pid, p.PPID)
 	case audit.ProcExec:
-		text := fmt.Sprintf("pid %d: %s", pid, p.Exe)
+		text := fmt.Sprintf("pid %d: %s", pid, program(p.Exe))
 		if len(p.Argv) > 0 {
 			text += ": " + Argv(p.Argv)
 		}
@@ -146,6 +156,10 @@ func process(t audit.Type, p *audit.Process) string {
 	}
 	return fmt.Sprintf("pid %d ended", pid)
 }
+
+// program names an executable. One that was executed by its descriptor, as the guest agent's is, has
+// no path to tell.
+func program(exe string) string { return cmp.Or(exe, "(a file without a path)") }
 
 func access(a *audit.FileAccess) string {
 	text := a.Op + " " + a.Path
@@ -291,7 +305,10 @@ func (e *Event) plain(data map[string]any) string {
 	case audit.LimitHit:
 		return "limit of " + str("limit") + " was reached"
 	case audit.PolicySet:
-		return "the policy was set by " + who(e.Actor)
+		if lines, ok := e.reach(); ok {
+			return "the network policy was set by " + who(e.Actor) + ": " + strings.Join(lines, " ")
+		}
+		return "the wall was set by " + who(e.Actor)
 	case audit.CredentialSet:
 		return "the credentials were set by " + who(e.Actor)
 	case audit.APICall:

@@ -59,8 +59,11 @@ type Timeline struct {
 	Sandbox  berm.SandboxID
 	Template string
 	Level    string
-	Start    time.Time
-	End      time.Time
+	// Local says that it was made by berm run, around the directory Workspace.
+	Local     bool
+	Workspace string
+	Start     time.Time
+	End       time.Time
 	// Ended says that the sandbox has, and Reason why.
 	Ended  bool
 	Reason string
@@ -74,6 +77,8 @@ type Timeline struct {
 	source trail.Source
 	lanes  map[string][]*Event
 	looks  []*look
+	direct bool     // berm run let it write into the project
+	unseen *Event   // the last look that could not be taken
 	recent struct { // frames that were read last: who plays a command asks again and again
 		command *Command
 		frames  []audit.Frame
@@ -316,10 +321,14 @@ func (t *Timeline) created(e *Event) {
 		t.Level = s
 	}
 	// berm run tells its command with the sandbox.
+	if t.Local = e.Src == local; t.Local {
+		t.Workspace, _ = data["workspace"].(string)
+		t.direct = data["access"] == "rw"
+	}
 	if argv := texts(data["argv"]); argv != nil {
 		c := &Command{Number: len(t.Commands) + 1, Start: e.Time, Trust: e.Trust, Actor: e.Actor}
 		c.Argv = argv
-		c.Cwd, _ = data["workspace"].(string)
+		c.Cwd = t.Workspace
 		e.Command = c
 		t.Commands = append(t.Commands, c)
 	}
@@ -335,7 +344,7 @@ func (t *Timeline) exited(e *Event) {
 		if c.Ended {
 			continue
 		}
-		if code, ok := data["exitCode"].(float64); ok && e.Src == "local" {
+		if code, ok := data["exitCode"].(float64); ok && e.Src == local {
 			n := int(code)
 			c.Code = &n
 		} else {
@@ -381,6 +390,9 @@ func (c *Command) end(e *Event, data *audit.Command) {
 		}
 	}
 }
+
+// local is the source of the records of berm run.
+const local = "local"
 
 // gone is why a command has no end of its own.
 const gone = "the sandbox ended"

@@ -1,6 +1,7 @@
 package view
 
 import (
+	"cmp"
 	"fmt"
 	"path/filepath"
 	"slices"
@@ -332,8 +333,8 @@ func (m *model) terminal(c canvas, r rect) {
 	case command.Failed():
 		style = badly
 	}
-	if !command.HasOutput() && command.Output > 0 {
-		foot += ", no output was kept"
+	if unheard := m.t.Unheard(command); unheard != "" {
+		foot += ", " + unheard
 	}
 	if err != nil {
 		foot, style = err.Error(), badly
@@ -422,7 +423,7 @@ func (m *model) fileList(c canvas, r rect, focus bool) {
 		r.text(c, 0, y, text, style)
 	}
 	if len(m.files) == 0 {
-		r.text(c, 1, 0, "nothing differs, as far as is known at this time", dim)
+		r.text(c, 1, 0, cmp.Or(m.t.Unlooked(), "nothing differs, as far as is known at this time"), dim)
 	}
 }
 
@@ -515,6 +516,10 @@ func (m *model) events(c canvas, r rect, events []*replay.Event, p pane) {
 		}
 	}
 	if len(events) == 0 {
-		r.text(c, 1, 0, "nothing yet", dim)
+		nothing := "nothing yet"
+		if p == networkPane {
+			nothing = cmp.Or(m.t.Unwatched(), nothing)
+		}
+		r.text(c, 1, 0, nothing, dim)
 	}
 }

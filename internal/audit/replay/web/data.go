@@ -184,8 +184,8 @@ func (c *collector) command(cmd *replay.Command, output bool) command {
 	frames, err := c.Frames(cmd)
 	if err != nil {
 		out.Note = text(err.Error())
-	} else if !cmd.HasOutput() && cmd.Output > 0 {
-		out.Note = "its output was not kept"
+	} else {
+		out.Note = c.Unheard(cmd)
 	}
 	apart := max(screenTime, cmd.End.Sub(cmd.Start)/perCommand)
 	known := map[string]int{}

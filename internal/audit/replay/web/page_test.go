@@ -235,7 +235,17 @@ func TestPageOfAQuietRun(t *testing.T) {
 	if s.Commands[0].Note != "" {
 		t.Errorf("of a command that printed nothing: %q", s.Commands[0].Note)
 	}
+
+	l = audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Src: "local", Data: map[string]any{"argv": []string{"true"}}})
+	if tl, err = replay.Load(trail.Dir(l.Dir), id); err != nil {
+		t.Fatal(err)
+	}
+	s = collect(tl, replay.Part{})
 	if !strings.Contains(s.NoFiles, "berm diff") {
 		t.Errorf("files: %q", s.NoFiles)
+	}
+	if !strings.Contains(s.Commands[0].Note, "not on record") {
+		t.Errorf("of a command whose output berm run does not keep: %q", s.Commands[0].Note)
 	}
 }
