@@ -235,8 +235,17 @@ func (a *access) Answer(r *http.Response) error {
 		outcome, reason = audit.Failed, "the guest agent answers with status "+status
 	}
 	if outcome == audit.OK && len(a.files) == 1 && a.files[0].Op == "read" {
-		r.Body = &download{access: a, body: r.Body, sum: sum{hash: sha256.New()},
-			whole: r.StatusCode == http.StatusOK && r.Header.Get("Content-Encoding") == ""}
+		d := &download{access: a, body: r.Body, whole: r.StatusCode == http.StatusOK}
+		switch r.Header.Get("Content-Encoding") {
+		case "":
+			s := &sum{hash: sha256.New()}
+			d.content, d.found = s, func() (audit.FileAccess, bool) { return s.access(a.files[0].Path), true }
+		case "gzip":
+			d.content, d.found = unpack(a.files[0].Path)
+		default: // the agent has no other
+			d.content, d.found = io.Discard, func() (audit.FileAccess, bool) { return audit.FileAccess{Path: a.files[0].Path}, false }
+		}
+		r.Body = d
 		return nil
 	}
 	return a.record(outcome, reason)
@@ -268,14 +277,51 @@ func (a *access) Failed(err error) {
 type download struct {
 	*access
 	body  io.ReadCloser
-	sum   sum
-	whole bool // the body is the file as it is
+	whole bool // the body is all of the file
 	told  bool
+
+	content io.Writer                       // gets the body
+	found   func() (audit.FileAccess, bool) // what that was, and whether all of it was understood
+}
+
+// maxRatio is how many times as large as its packed form content may become: the agent is
+// not to be trusted, and has no trouble to send a little that unpacks to terabytes.
+const maxRatio = 64
+
+// unpack sums up content that comes packed, in another goroutine, at the pace of the answer.
+func unpack(path string) (io.Writer, func() (audit.FileAccess, bool)) {
+	reading, writing := io.Pipe()
+	s, packed := &sum{hash: sha256.New()}, counter(0)
+	understood := make(chan bool, 1)
+	go func() {
+		content, err := gzip.NewReader(io.TeeReader(reading, &packed))
+		whole := err == nil
+		for err == nil && s.size <= maxRatio*int64(packed)+maxRatio<<10 {
+			_, err = io.CopyN(s, content, 64<<10)
+		}
+		_, _ = io.Copy(io.Discard, reading) // what cannot be understood passes all the same
+		understood <- whole && err == io.EOF
+	}()
+	return writing, func() (audit.FileAccess, bool) {
+		_ = writing.Close()
+		if !<-understood {
+			return audit.FileAccess{Path: path}, false
+		}
+		return s.access(path), true
+	}
+}
+
+// counter counts the bytes that are written to it.
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
+	return len(p), nil
 }
 
 func (d *download) Read(p []byte) (int, error) {
 	n, err := d.body.Read(p)
-	_, _ = d.sum.Write(p[:n])
+	_, _ = d.content.Write(p[:n])
 	if err != nil {
 		d.tell(err == io.EOF)
 	}
@@ -293,13 +339,13 @@ func (d *download) tell(ended bool) {
 		return
 	}
 	d.told = true
-	f := d.sum.access(d.files[0].Path)
+	f, understood := d.found()
 	f.Op = "read"
 	outcome, reason := audit.OK, ""
 	if !ended {
 		outcome, reason = audit.Failed, "it was not read to its end"
 	}
-	if !ended || !d.whole {
+	if !ended || !d.whole || !understood {
 		f.SHA256 = ""
 	}
 	d.recorder.tell(d.who, audit.Record{Type: audit.FileAPI, Outcome: outcome, Reason: reason, Data: f, TraceID: d.trace})
