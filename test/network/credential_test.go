@@ -231,6 +231,71 @@ func TestCredentialCommands(t *testing.T) {
 	berm("", 0, "kill", id)
 }
 
+// Two teams have a secret of the same name, and the requests of their sandboxes get the one of theirs.
+func TestCredentialsOfTeams(t *testing.T) {
+	ctx, s := startTrusting(t)
+	binary, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	administer := func(args ...string) string {
+		t.Helper()
+		out, err := exec.CommandContext(ctx, binary, append(args, "--data", s.Data)...).Output()
+		if err != nil {
+			t.Fatalf("%v: %v", args, err)
+		}
+		return strings.TrimSpace(string(out))
+	}
+	administer("team", "create", "blue")
+	blue := *s
+	blue.Key = administer("key", "create", "--team", "blue", "--name", "test")
+	setSecret(t, ctx, s, "token", stored+"-own")
+	setSecret(t, ctx, &blue, "token", stored+"-blue")
+	setSecret(t, ctx, s, "only", stored+"-only")
+	options := object{
+		"berm":    object{"credentials": []object{{"name": "api", "secret": "secret:token", "hosts": []string{"www.example.com"}}}},
+		"network": object{"rules": object{"files.example.com": []object{{"transform": object{"headers": object{"X-Key": "${e2b.secrets.token}", "X-Only": "${e2b.secrets.only}"}}}}}},
+	}
+	const field, only = "'https://files.example.com/hash?field=X-Key'", "'https://files.example.com/hash?field=X-Only'"
+	ours, theirs := create(t, ctx, s, options), create(t, ctx, &blue, options)
+	answers(t, ctx, s, ours, 5*time.Second, hash, hashed("Bearer "+stored+"-own"))
+	answers(t, ctx, s, ours, 5*time.Second, field, hashed(stored+"-own"))
+	answers(t, ctx, s, ours, 5*time.Second, only, hashed(stored+"-only"))
+	answers(t, ctx, &blue, theirs, 5*time.Second, hash, hashed("Bearer "+stored+"-blue"))
+	answers(t, ctx, &blue, theirs, 5*time.Second, only, `"credential_revoked"`)
+
+	// A change is one of a team, a fork is of its parent's, and so is who is met by another server and service.
+	setSecret(t, ctx, &blue, "only", stored+"-2")
+	answers(t, ctx, &blue, theirs, 5*time.Second, only, hashed(stored+"-2"))
+	if err := s.Call(ctx, "DELETE", "/secrets/token", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Call(ctx, "POST", "/berm/v1/secrets/rotate", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	fork, err := blue.Fork(ctx, theirs, 2*time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = syscall.Kill(broker(t), syscall.SIGKILL)
+	s.Crash()
+	if err := s.Restart(ctx); err != nil {
+		t.Fatal(err)
+	}
+	answers(t, ctx, s, ours, 15*time.Second, hash, `"credential_revoked"`)
+	for _, sandbox := range []*harness.Sandbox{theirs, fork} {
+		answers(t, ctx, &blue, sandbox, 15*time.Second, hash, hashed("Bearer "+stored+"-blue"))
+		answers(t, ctx, &blue, sandbox, 5*time.Second, field, hashed(stored+"-blue"))
+		answers(t, ctx, &blue, sandbox, 5*time.Second, only, hashed(stored+"-2"))
+		if err := sandbox.Kill(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := ours.Kill(ctx); err != nil {
+		t.Error(err)
+	}
+}
+
 func holds(t *testing.T, pid int, text string) bool {
 	t.Helper()
 	has, err := harness.Holds(pid, text)

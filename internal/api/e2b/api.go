@@ -120,7 +120,7 @@ var routes = []route{
 	{method: "PUT", path: "/berm/v1/uploads/{templateID}/{hash}", handle: building((*API).upload), open: true},
 	{method: "DELETE", path: "/berm/v1/templates/{templateID}/builds/{buildID}", handle: building((*API).cancelBuild)},
 	{method: "GET", path: "/berm/v1/openapi.yaml", handle: (*API).openAPI, open: true},
-	{method: "POST", path: "/berm/v1/secrets/rotate", handle: (*API).rotateSecrets},
+	{method: "POST", path: "/berm/v1/secrets/rotate", handle: ofServer((*API).rotateSecrets)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}", handle: ofSandbox((*API).inspect)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/policy", handle: ofSandbox((*API).policy)},
 	{method: "GET", path: "/berm/v1/sandboxes/{sandboxID}/network", handle: ofSandbox((*API).networkPolicy)},
