@@ -23,8 +23,9 @@ func (e *eraser) Erase(ctx context.Context, what trail.Erasure, dry bool) (trail
 		return what, err
 	}
 	done, err := e.log.Erase(what, dry)
-	// One that was interrupted is done again, with nothing left in the log.
-	if dry || err != nil && berm.KindOf(err) != berm.NotFound {
+	// One that was interrupted is done again, with nothing left in the log. What is on record and not finished
+	// will be.
+	if dry || err != nil && berm.KindOf(err) != berm.NotFound && done.Left == 0 {
 		return done, err
 	}
 	for _, forget := range []func() error{
