@@ -73,6 +73,15 @@ func (d Directory) CreateBlob() (*os.File, error) {
 	return f, nil
 }
 
+// RemoveUnnamed removes files of CreateBlob that nobody writes to any more.
+func (d Directory) RemoveUnnamed() error {
+	left, err := filepath.Glob(filepath.Join(string(d), BlobDir, unnamed+"*"))
+	for _, path := range left {
+		err = errors.Join(err, os.Remove(path))
+	}
+	return err
+}
+
 // KeepBlob names a file of CreateBlob, which is not written to any more, by the hash of its content; ""
 // removes it. It may be called again. Kind Invalid when these are no names of such.
 func (d Directory) KeepBlob(name, sum string) error {

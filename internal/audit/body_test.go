@@ -15,7 +15,9 @@ var cutSize = regexp.MustCompile(`"cut":\d+`)
 type follower struct{}
 
 func (follower) Last() ([]byte, error) { return nil, nil }
-func (follower) Appended([]byte)       {}
+
+func (follower) Again() bool     { return false }
+func (follower) Appended([]byte) {}
 
 func whole() Record {
 	return Record{

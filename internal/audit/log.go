@@ -57,6 +57,8 @@ type Keeper interface {
 	// Appended is called with each line that was written, without the newline; it must not
 	// keep it.
 	Appended(line []byte)
+	// Again reports whether a line that a crash cut off comes again, so that it is not lost.
+	Again() bool
 }
 
 // Open opens or creates the log at path; keep, which may be nil, follows what is appended
@@ -159,10 +161,14 @@ func (l *Log) recover() error {
 	if err := l.file.Truncate(l.size); err != nil {
 		return berm.Errorf(berm.Internal, "audit log: %w", err)
 	}
+	lost := 1
+	if l.keep != nil && l.keep.Again() {
+		lost = 0
+	}
 	return l.Emit(Record{
 		Actor: Actor{Type: "system"}, Type: Gap, Src: OwnSource, Trust: TrustHost, Outcome: OK,
 		Reason: "a crash cut off the last line",
-		Data:   map[string]any{"source": "log", "count": 1, "bytes": torn},
+		Data:   map[string]any{"source": "log", "count": lost, "bytes": torn},
 	})
 }
 

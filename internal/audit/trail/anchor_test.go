@@ -1,12 +1,14 @@
 package trail
 
 import (
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // A second machine keeps checkpoints of a log, refuses those of a log that was put back, and
@@ -84,5 +86,56 @@ func TestWitness(t *testing.T) {
 	}
 	if again, err := NewWitness([]string{key}, notes, FileAnchor(kept)); err != nil || again.last.Size != 33 {
 		t.Errorf("a witness that begins again: %+v, %v", again, err)
+	}
+}
+
+// away is an anchor that can be out of reach.
+type away struct {
+	anchor
+	err error
+}
+
+func (a *away) Keep(text string) error {
+	if a.err != nil {
+		return a.err
+	}
+	return a.anchor.Keep(text)
+}
+
+// An anchor that cannot be reached holds up neither removals nor erasures, and gets what it has missed
+// in a log in which nothing happens.
+func TestAnchorOutOfReach(t *testing.T) {
+	var near anchor
+	far := away{err: errors.New("out of reach")}
+	l, err := Open(t.TempDir(), Options{Keep: time.Hour, Anchors: []Anchor{&near, &far}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ofOne(t, l, "s0", 1, 10, 0)
+	ofOne(t, l, "s1", 1, 10, 0)
+	retainAs(t, l, func(int) time.Duration { return 3 * time.Hour })
+	if left := have(t, l.dir); left["s0"] != 0 {
+		t.Errorf("left are %v", left)
+	}
+	keepContent(t, l, "sbx1", "x")
+	if _, err := l.erase(erasing, false, later()); err != nil {
+		t.Error(err)
+	}
+	if err := l.Checkpoint(); err == nil {
+		t.Error("that an anchor is out of reach is not told")
+	}
+	had := len(near)
+	far.err = nil
+	l.retell()
+	if err := l.Checkpoint(); err != nil {
+		t.Error(err)
+	}
+	notes := far.anchor
+	if len(notes) != 1 || len(near) != had {
+		t.Errorf("%d came, and %d again", len(notes), len(near)-had)
+	}
+	closeLog(t, l)
+	if r := verify(t, l.dir, Trust{Anchors: notes}); len(r.Problems) > 0 || r.Anchored == 0 {
+		t.Errorf("%+v", r)
 	}
 }

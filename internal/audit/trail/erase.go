@@ -39,7 +39,7 @@ type Erasure struct {
 
 	spans spans
 	blobs map[string]int64 // sizes by hash
-	named time.Time        // of the last record that names one
+	named time.Time        // of the last record that names one, or when one was kept last
 }
 
 // Erasable says whether a record goes when its sandbox is erased. What tells why it was kept or
@@ -56,6 +56,7 @@ type underway struct {
 	Sandbox berm.SandboxID `json:"sandbox"`
 	After   uint64         `json:"after"` // the records that tell of it follow this one
 	Blobs   []string       `json:"blobs"` // that only erased records named
+	Time    time.Time      `json:"time"`  // when that was so
 }
 
 // erasureText bounds the numbers that one record has room for, in bytes.
@@ -64,12 +65,15 @@ const erasureText = 16 << 10
 // Erase takes what the log has of a sandbox out of it: records that tell so, by whom and why, are
 // signed first. With dry it only says what that would be. The sandbox must have ended. Kinds:
 // NotFound when there is nothing of it, Denied while it is held, Conflict until two minutes after
-// content of it was kept, Unavailable.
+// content of it was kept, Unavailable; Left tells then whether it is on record.
 func (l *Log) Erase(e Erasure, dry bool) (Erasure, error) { return l.erase(e, dry, time.Now()) }
 
 func (l *Log) erase(e Erasure, dry bool, now time.Time) (Erasure, error) {
 	l.files.Lock()
 	defer l.files.Unlock()
+	if e.Sandbox == "" { // that is what records of the server have
+		return e, berm.Errorf(berm.Invalid, "which sandbox's records are to be erased?")
+	}
 	if err := l.resume(); err != nil {
 		return e, err
 	}
@@ -87,7 +91,7 @@ func (l *Log) erase(e Erasure, dry bool, now time.Time) (Erasure, error) {
 	if err := l.rotate(); err != nil {
 		return e, err
 	}
-	marker, err := json.Marshal(underway{e.Sandbox, after, slices.Sorted(maps.Keys(e.blobs))})
+	marker, err := json.Marshal(underway{e.Sandbox, after, slices.Sorted(maps.Keys(e.blobs)), now})
 	if err == nil {
 		err = writeFile(filepath.Join(l.dir, eraseFile), string(marker))
 	}
@@ -102,6 +106,7 @@ func (l *Log) erase(e Erasure, dry bool, now time.Time) (Erasure, error) {
 		return e, err
 	}
 	if err := l.resume(); err != nil {
+		e.Left = e.Records
 		return e, berm.Errorf(berm.KindOf(err), "the erasure is on record and not finished: %w", err).WithHint("the server tries again every minute")
 	}
 	for line, err := range Dir(l.dir).Records(after + 1) {
@@ -211,8 +216,12 @@ func (d Dir) find(e *Erasure) error {
 	if err := d.keepNamed(e.blobs, e.spans); err != nil {
 		return err
 	}
-	for _, size := range e.blobs {
+	for hash, size := range e.blobs {
 		e.Contents, e.Bytes = e.Contents+1, e.Bytes+size
+		// Another sandbox may have kept it again, and not be named with it yet.
+		if info, err := os.Stat(filepath.Join(string(d), audit.BlobDir, hash[:2], hash)); err == nil && info.ModTime().After(e.named) {
+			e.named = info.ModTime()
+		}
 	}
 	return nil
 }
@@ -271,7 +280,7 @@ func (l *Log) resume() error {
 		}
 	}
 	if len(gone) > 0 { // else a crash came before it was on record
-		if err := l.takeOut(gone, u.Blobs); err != nil {
+		if err := l.takeOut(gone, u); err != nil {
 			return err
 		}
 	}
@@ -283,7 +292,7 @@ func (l *Log) resume() error {
 
 // takeOut removes records from the files that are not written to any more, and then contents
 // that no other record names.
-func (l *Log) takeOut(gone spans, hashes []string) error {
+func (l *Log) takeOut(gone spans, u underway) error {
 	if err := l.secure(); err != nil {
 		return err
 	}
@@ -304,19 +313,31 @@ func (l *Log) takeOut(gone spans, hashes []string) error {
 		}
 	}
 	blobs := map[string]int64{}
-	for _, hash := range hashes {
+	for _, hash := range u.Blobs {
 		blobs[hash] = 0
 	}
 	if err := Dir(l.dir).keepNamed(blobs, nil); err != nil {
 		return err
 	}
+	before := u.Time
+	if margin := time.Now().Add(-blobMargin); margin.After(before) {
+		before = margin
+	}
+	left := 0
 	for hash := range blobs {
-		if err := os.Remove(filepath.Join(l.dir, audit.BlobDir, hash[:2], hash)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		removed, err := l.removeBlob(filepath.Join(l.dir, audit.BlobDir, hash[:2], hash), before)
+		if err != nil {
 			return berm.Errorf(berm.Internal, "erase content: %w", err)
+		}
+		if !removed {
+			left++
 		}
 		if err := failpoint.Hit("audit/erase-content"); err != nil {
 			return err
 		}
+	}
+	if left > 0 { // a record that is not there yet decides
+		return berm.Errorf(berm.Unavailable, "%d pieces of content were kept again meanwhile", left)
 	}
 	return nil
 }

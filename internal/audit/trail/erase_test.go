@@ -299,6 +299,64 @@ func TestRemovalsAreRemembered(t *testing.T) {
 	}
 }
 
+// Content that somebody keeps again during an erasure is left until it is known whether a record
+// names it.
+func TestEraseContentKeptAgain(t *testing.T) {
+	for _, named := range []bool{true, false} {
+		dir := t.TempDir()
+		l := open(t, dir)
+		keepContent(t, l, "sbx1", "the same")
+		path := ""
+		if blobs, err := contents(filepath.Join(dir, audit.BlobDir)); err != nil || len(blobs) != 1 {
+			t.Fatal(blobs, err)
+		} else {
+			path = blobs[0].path
+		}
+		aged := func(age time.Duration) {
+			if err := os.Chtimes(path, time.Time{}, time.Now().Add(-age)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		// Its record is older, too, but another sandbox has kept it a moment ago.
+		aged(-30 * time.Second)
+		if _, err := l.erase(erasing, true, time.Now().Add(blobMargin+10*time.Second)); berm.KindOf(err) != berm.Conflict {
+			t.Errorf("kept a moment ago: %v", err)
+		}
+		aged(time.Hour)
+		l.holds = func() ([]berm.SandboxID, error) { aged(-blobMargin - time.Hour); return nil, nil } // in the middle
+		done, err := l.erase(erasing, false, later())
+		if berm.KindOf(err) != berm.Unavailable || done.Left != 1 {
+			t.Errorf("kept again meanwhile: %+v, %v", done, err)
+		}
+		if named {
+			keepContent(t, l, "sbx2", "the same")
+		} else if err := l.resume(); err == nil {
+			t.Error("it is not left")
+		}
+		aged(3 * blobMargin)
+		if err := l.resume(); err != nil {
+			t.Error(err)
+		}
+		if _, err := os.Stat(path); (err == nil) != named {
+			t.Errorf("named %v: %v", named, err)
+		}
+		closeLog(t, l)
+		if r := verify(t, dir, Trust{}); len(r.Problems) > 0 {
+			t.Errorf("%+v", r)
+		}
+	}
+}
+
+// What is no sandbox's is not erased.
+func TestEraseServer(t *testing.T) {
+	l := open(t, t.TempDir())
+	defer closeLog(t, l)
+	emit(t, l, 3)
+	if done, err := l.erase(Erasure{Reason: "all of it"}, true, later()); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("%+v, %v", done, err)
+	}
+}
+
 func TestSpans(t *testing.T) {
 	s, err := parseSpans("1-5,9,11-12")
 	if err != nil || s.count() != 8 {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -46,17 +47,22 @@ type Log struct {
 	limit  int64
 	holds  func() ([]berm.SandboxID, error)
 	errors *slog.Logger
+	again  bool // what the writer before did not finish comes again
 
 	mu   sync.Mutex // of the tree, which follows the log under its lock
 	tree *tree
 
-	files sync.Mutex // one change at a time of the files that are not written to any more
+	files  sync.Mutex // one change at a time of the files that are not written to any more
+	naming sync.Mutex // of contents: none is named while one is removed
 
 	signing     sync.Mutex // one checkpoint at a time
 	key         note.Signer
 	checkpoints *stringsFile
 	signed      uint64 // lines of the last checkpoint
 	anchors     []Anchor
+	behind      []Anchor // those that do not have it
+	last        string   // that checkpoint
+	untold      bool     // it was given to none of them yet
 
 	due     chan struct{}
 	stop    chan struct{}
@@ -80,6 +86,9 @@ type Options struct {
 	Limit int64
 	// Holds names the sandboxes of which nothing is removed; nil is none.
 	Holds func() ([]berm.SandboxID, error)
+	// Successor is set when only the writer before has died: contents that were begun are still
+	// written, and records that it did not write come again.
+	Successor bool
 }
 
 // Open opens or creates the log in dir. Kinds as of audit.Open, and Internal when the log has
@@ -88,7 +97,7 @@ func Open(dir string, o Options) (*Log, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, keep: o.Keep, limit: o.Limit, holds: o.Holds, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
+	l := &Log{dir: dir, boot: bootID(), errors: o.Log, anchors: o.Anchors, keep: o.Keep, limit: o.Limit, holds: o.Holds, again: o.Successor, due: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{})}
 	records, err := audit.Open(filepath.Join(dir, current), l)
 	if err != nil {
 		return nil, err
@@ -96,6 +105,11 @@ func Open(dir string, o Options) (*Log, error) {
 	l.Log = records
 	if err := l.open(); err != nil {
 		return nil, errors.Join(err, records.Close())
+	}
+	if !o.Successor {
+		if err := audit.Directory(dir).RemoveUnnamed(); err != nil {
+			l.errors.Error("what is left of contents that were never finished is not removed", "error", err)
+		}
 	}
 	go l.run()
 	return l, nil
@@ -155,11 +169,11 @@ func (l *Log) open() error {
 		return err
 	}
 	for _, name := range l.unpacked() {
-		if err := l.pack(name); err != nil {
-			return err
+		if err := l.pack(name); err != nil { // a full disk is no reason not to serve
+			l.errors.Error("an older file of the audit log is not packed", "error", err)
 		}
 	}
-	if err := l.resume(); err != nil { // a full disk is no reason not to serve
+	if err := l.resume(); err != nil { // as above
 		l.errors.Error("an erasure of audit records is not finished", "error", err)
 	}
 	return nil
@@ -203,7 +217,37 @@ func (l *Log) Origin() string { return l.origin }
 
 // NewBlob implements audit.Blobs.
 func (l *Log) NewBlob(kind string) (*audit.BlobWriter, error) {
-	return audit.Directory(l.dir).NewBlob(kind)
+	f, err := audit.Directory(l.dir).CreateBlob()
+	if err != nil {
+		return nil, err
+	}
+	name := filepath.Base(f.Name())
+	return audit.WriteBlob(f, kind, func(sum string) error { return l.KeepBlob(name, sum) }), nil
+}
+
+// KeepBlob is that of audit.Directory, for who has the file of a blob from elsewhere.
+func (l *Log) KeepBlob(name, sum string) error {
+	l.naming.Lock()
+	defer l.naming.Unlock()
+	return audit.Directory(l.dir).KeepBlob(name, sum)
+}
+
+// removeBlob removes content that was kept before a time. It reports false of content that was
+// kept again: a record is about to name it.
+func (l *Log) removeBlob(path string, before time.Time) (bool, error) {
+	l.naming.Lock()
+	defer l.naming.Unlock()
+	info, err := os.Stat(path)
+	if err == nil && info.ModTime().After(before) {
+		return false, nil
+	}
+	if err == nil {
+		err = os.Remove(path)
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return err == nil, err
 }
 
 // Last implements audit.Keeper: the chain goes on over files.
@@ -241,6 +285,9 @@ func (l *Log) Appended(line []byte) {
 	}
 }
 
+// Again implements audit.Keeper.
+func (l *Log) Again() bool { return l.again }
+
 // run signs checkpoints and begins new files.
 func (l *Log) run() {
 	defer close(l.stopped)
@@ -258,13 +305,14 @@ func (l *Log) run() {
 					l.errors.Error("old audit records are not removed", "error", err)
 				}
 			})
+			l.retell()
 		case <-tick.C:
 		case <-l.due:
 		case <-l.stop:
 			return
 		}
 		if err := l.Checkpoint(); err != nil {
-			l.errors.Error("audit log is not signed", "error", err)
+			l.errors.Error("checkpoint of the audit log", "error", err)
 		}
 		if l.Size() > segmentSize {
 			l.tend(func() {
@@ -285,14 +333,39 @@ func (l *Log) tend(do func()) {
 	}
 }
 
-// Checkpoint forces all records so far to disk and signs them, unless that was done.
+// Checkpoint forces all records so far to disk, signs them, and has anchors keep that, unless it was
+// done.
 func (l *Log) Checkpoint() error {
 	l.signing.Lock()
 	defer l.signing.Unlock()
-	return l.checkpoint()
+	if err := l.checkpoint(); err != nil || !l.untold {
+		return err
+	}
+	return l.anchor()
 }
 
-// checkpoint is Checkpoint. The caller holds signing.
+// anchor gives the last checkpoint to those that do not have it. The caller holds signing.
+func (l *Log) anchor() error {
+	l.untold = false
+	var failed []error
+	l.behind = slices.DeleteFunc(l.behind, func(a Anchor) bool {
+		err := a.Keep(l.last)
+		failed = append(failed, err)
+		return err == nil
+	})
+	return errors.Join(failed...)
+}
+
+// retell has anchors that could not be reached keep the last checkpoint: in a log in which nothing
+// happens there is no next one.
+func (l *Log) retell() {
+	l.signing.Lock()
+	defer l.signing.Unlock()
+	l.untold = len(l.behind) > 0
+}
+
+// checkpoint is Checkpoint without anchors: one that cannot be reached is no reason not to remove
+// what is to be removed. The caller holds signing.
 func (l *Log) checkpoint() error {
 	l.mu.Lock()
 	c, hashes := l.now(), l.tree.take()
@@ -346,12 +419,8 @@ func (l *Log) sign(c Checkpoint) error {
 	if err := l.checkpoints.add(text); err != nil {
 		return err
 	}
-	l.signed = c.Size
-	var failed []error
-	for _, a := range l.anchors {
-		failed = append(failed, a.Keep(text))
-	}
-	return errors.Join(failed...)
+	l.signed, l.last, l.behind, l.untold = c.Size, text, slices.Clone(l.anchors), true
+	return nil
 }
 
 // rotate begins a new file and packs the old one.

@@ -98,7 +98,7 @@ func (l *Log) remove(remove []removal, rest []content) error {
 		}
 	}
 	for _, b := range rest {
-		if err := os.Remove(b.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if _, err := l.removeBlob(b.path, b.at); err != nil {
 			return berm.Errorf(berm.Internal, "remove old content: %w", err)
 		}
 	}
@@ -282,11 +282,12 @@ func (d Dir) Has(id berm.SandboxID) (bool, error) {
 }
 
 // contents lists the blobs in a directory, the oldest first. A blob that a new record names is
-// written anew, so that its time is that of the last record that does.
+// written anew, so that its time is that of the last record that does. What has no name yet is still
+// written.
 func contents(dir string) ([]content, error) {
 	var all []content
 	err := filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
-		if err == nil && !e.IsDir() {
+		if err == nil && !e.IsDir() && filepath.Dir(path) != dir {
 			var info fs.FileInfo
 			if info, err = e.Info(); err == nil {
 				all = append(all, content{path, info.ModTime(), info.Size()})

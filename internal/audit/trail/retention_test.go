@@ -167,6 +167,104 @@ func TestBlobIsAsOldAsItsRecord(t *testing.T) {
 	}
 }
 
+// Content that is being written stays, however long ago it was begun or written to, and what a
+// crash left of such is removed when the next server opens the log.
+func TestUnnamedContent(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir, Options{Keep: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := l.NewBlob(audit.KindFrames)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Write([]byte("x")); err != nil {
+		t.Fatal(err)
+	}
+	old := time.Now().Add(-24 * time.Hour)
+	unnamed := func() []string {
+		names, err := filepath.Glob(filepath.Join(dir, audit.BlobDir, "new-*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	if err := os.Chtimes(unnamed()[0], old, old); err != nil {
+		t.Fatal(err)
+	}
+	ofOne(t, l, "s0", 1, 10, 0)
+	ofOne(t, l, "s1", 1, 10, 0)
+	retainAs(t, l, func(int) time.Duration { return 3 * time.Hour })
+	if left := have(t, dir); left["s0"] != 0 {
+		t.Errorf("left are %v", left)
+	}
+	blob, err := b.Commit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Emit(audit.Record{Sandbox: "s2", Type: audit.ExecExit, Blobs: []audit.Blob{blob}}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := l.NewBlob(audit.KindFrames); err != nil {
+		t.Fatal(err)
+	}
+	closeLog(t, l)
+	for _, o := range []Options{{Successor: true}, {}} {
+		if l, err = Open(dir, o); err != nil {
+			t.Fatal(err)
+		}
+		if left := len(unnamed()); (left == 1) != o.Successor {
+			t.Errorf("%+v: left are %d", o, left)
+		}
+		closeLog(t, l)
+	}
+	if have(t, dir)["s2"] != 1 {
+		t.Error("its record has no content")
+	}
+}
+
+// Content that was old, and is kept again while old content is looked for, stays: a record is
+// about to name it.
+func TestContentKeptAgain(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir, Options{Keep: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	keepContent(t, l, "s0", "the same")
+	if err := l.rotate(); err != nil {
+		t.Fatal(err)
+	}
+	emit(t, l, 1)
+	old := time.Now().Add(-3 * time.Hour)
+	blobs, err := contents(filepath.Join(dir, audit.BlobDir))
+	if err != nil || len(blobs) != 1 {
+		t.Fatal(blobs, err)
+	}
+	if err := os.Chtimes(blobs[0].path, old, old); err != nil {
+		t.Fatal(err)
+	}
+	blobs[0].at = old
+	parts, err := Dir(dir).parts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts[0].began, parts[1].began = old.Add(-time.Minute), old.Add(time.Minute)
+	remove, rest, err := l.overdue(parts, blobs, time.Now())
+	if err != nil || len(rest) != 1 {
+		t.Fatal(remove, rest, err)
+	}
+	keepContent(t, l, "s1", "the same")
+	if err := l.remove(remove, rest); err != nil {
+		t.Fatal(err)
+	}
+	closeLog(t, l)
+	if left := have(t, dir); left["s0"] != 0 || left["s1"] != 1 {
+		t.Errorf("left are %v", left)
+	}
+}
+
 // retainAs does what retain does when the files of a log are as old as age says.
 func retainAs(t *testing.T, l *Log, age func(i int) time.Duration) {
 	t.Helper()

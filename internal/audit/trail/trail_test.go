@@ -335,6 +335,30 @@ func TestRollbackIsFoundFromOutside(t *testing.T) {
 	}
 }
 
+// A file that cannot be packed, for which there may be no space, is no reason not to open the log.
+func TestOpenUnpacked(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	emit(t, l, 3)
+	names := func() []string { return l.unpacked() }
+	if err := os.Mkdir(filepath.Join(dir, fmt.Sprintf("log-%020d.jsonl.zst.new", 1)), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.rotate(); err == nil || len(names()) != 1 {
+		t.Fatal(names(), err)
+	}
+	for _, left := range []int{1, 0} {
+		closeLog(t, l)
+		l = open(t, dir)
+		if len(names()) != left {
+			t.Errorf("not packed are %v", names())
+		}
+		_ = os.Remove(filepath.Join(dir, fmt.Sprintf("log-%020d.jsonl.zst.new", 1))) // what is in its way
+	}
+	closeLog(t, l)
+	whole(t, dir, 3)
+}
+
 type anchor []string
 
 func (a *anchor) Keep(checkpoint string) error { *a = append(*a, checkpoint); return nil }
