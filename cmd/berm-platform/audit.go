@@ -401,7 +401,7 @@ func rotateKey(dir string) error {
 		}
 		return errors.Join(log.RotateKey(), log.Close())
 	}
-	log, err := writer.Open(writer.Config{Dir: dir, Program: ownProgram, Log: slog.Default()})
+	log, err := writer.Open(writer.Config{Dir: dir, Program: ownProgram, Log: slog.Default(), Wait: time.Second})
 	if err != nil {
 		return err
 	}

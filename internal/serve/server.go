@@ -166,6 +166,9 @@ const maxCalls = 64
 // minAuditLimit leaves room for records of some minutes.
 const minAuditLimit = 64 << 20
 
+// auditWait is how long the writer of a server that died may go on.
+const auditWait = 30 * time.Second
+
 // auditLog is the log of records as its server needs it.
 type auditLog interface {
 	audit.Emitter
@@ -200,7 +203,7 @@ func (c *Config) audit(ctx context.Context, db *store.DB) (auditLog, error) {
 	if os.Geteuid() == 0 && c.Program != nil {
 		log, err := writer.Open(writer.Config{
 			Dir: dir, Program: c.Program, Keep: c.AuditKeep, Limit: c.AuditLimit, Holds: holds, Log: c.Log,
-			Anchors: c.AuditAnchors, Witnesses: c.AuditWitnesses,
+			Anchors: c.AuditAnchors, Witnesses: c.AuditWitnesses, Wait: auditWait,
 		})
 		if err != nil {
 			return nil, err

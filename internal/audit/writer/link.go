@@ -54,7 +54,7 @@ func newLink(c Config, anchors []*os.File, after int64) (_ *link, _ ready, err e
 	cu := cleanup.Make(func() { records.Close() })
 	defer cu.Clean()
 	files := []*os.File{theirs, dir}
-	settings := Settings{After: after, Keep: c.Keep, Limit: c.Limit, Anchors: len(anchors), Witnesses: c.Witnesses}
+	settings := Settings{After: after, Wait: c.Wait, Keep: c.Keep, Limit: c.Limit, Anchors: len(anchors), Witnesses: c.Witnesses}
 	process, err := service.Start(service.Program{
 		File: program, Command: service.Auditd, Args: settings.args(), Files: append(files, anchors...), Ended: func(error) {},
 	})
@@ -114,8 +114,9 @@ func (k *link) say(text string) {
 	}
 }
 
-// listen takes what the writer says, until it ends.
+// listen takes what the writer says, until it ends. One that makes no sense is ended.
 func (k *link) listen() {
+	defer k.end()
 	defer close(k.gone)
 	for {
 		var a answer
@@ -128,7 +129,9 @@ func (k *link) listen() {
 		case a.Holds:
 			go k.tellHolds(a.ID)
 		default:
-			a.file = k.wire.File()
+			if a.Name != "" { // else it is of the answer after this one, whose beginning the same read has seen
+				a.file = k.wire.File()
+			}
 			k.mu.Lock()
 			waits := k.waiting[a.ID]
 			delete(k.waiting, a.ID)
@@ -176,7 +179,8 @@ func (k *link) ask(m message) (a answer, lost bool, err error) {
 		lost = true
 	}
 	if lost {
-		return a, true, berm.Errorf(berm.Unavailable, "the writer of the audit log was lost")
+		return a, true, berm.Errorf(berm.Unavailable, "the writer of the audit log was lost").
+			WithHint("ask again in a moment: another one is started, and finishes what is on record")
 	}
 	if a.Error != nil {
 		err = a.Error.Err()

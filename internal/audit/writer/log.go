@@ -25,6 +25,8 @@ type Config struct {
 	Anchors []string                         // files that get checkpoints
 	// Witnesses are URLs that get checkpoints.
 	Witnesses []string
+	// Wait is for how long another process that writes the log is waited for.
+	Wait time.Duration
 }
 
 // Log is a log whose writer is a process of its own: it is started again when it dies, and knows by
@@ -37,6 +39,7 @@ type Log struct {
 	mu      sync.Mutex
 	queue   []*batch      // the last one takes more; the first may be on its way
 	gap     gap           // what the next batch begins with
+	refused int           // records for which there was no space, of which the writer has yet to tell
 	seq     uint64        // the last record that is known
 	link    *link         // to the writer; nil while there is none
 	linked  chan struct{} // closed when there is one, or none to come
@@ -287,7 +290,9 @@ func (l *Log) run() {
 		case b == nil && closed:
 			return
 		case k == nil || k.over():
-			l.relink(k, pause)
+			if !l.relink(k, pause) && closed && l.waited() {
+				return
+			}
 			pause = min(max(2*pause, 50*time.Millisecond), 5*time.Second)
 		case b == nil:
 			select {
@@ -349,19 +354,30 @@ func (l *Log) exchange(k *link, b *batch) bool {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if seq > l.seq { // it tells of them before it writes another one
+		l.refused = 0
+	}
 	l.seq = seq
 	if whole != nil { // the writer counts what it has no space for, and not what a gap stands for
-		if _, told := b.left(); told != (gap{}) {
-			l.gap.add(told.lost, told.reason)
-		}
+		n, told := b.left()
+		l.gap.add(told.lost, told.reason)
+		l.refused += n
 	}
 	b.finish(whole, failed)
 	l.queue = l.queue[1:]
 	return true
 }
 
-// relink ends what is left of the writer and starts another one, after a while.
-func (l *Log) relink(old *link, pause time.Duration) {
+// waited reports whether nobody waits for what is left.
+func (l *Log) waited() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return !slices.ContainsFunc(l.queue, func(b *batch) bool { return !b.over() })
+}
+
+// relink ends what is left of the writer and starts another one, after a while. It reports whether
+// there is one.
+func (l *Log) relink(old *link, pause time.Duration) bool {
 	if old != nil {
 		old.end()
 		l.c.Log.Error("the writer of the audit log was lost", "error", old.process.Err, "hint", berm.HintOf(old.process.Err))
@@ -381,9 +397,10 @@ func (l *Log) relink(old *link, pause time.Duration) {
 	}
 	if err != nil {
 		l.c.Log.Error("the audit log has no writer", "error", err, "hint", berm.HintOf(err))
-		return
+		return false
 	}
 	l.up(k, r)
+	return true
 }
 
 // up goes on with another writer, which knows what the one before has taken.
@@ -392,6 +409,10 @@ func (l *Log) up(k *link, r ready) {
 	defer l.mu.Unlock()
 	l.link, l.seq = k, r.Seq
 	close(l.linked)
+	if !r.Told {
+		l.gap.lost += l.refused // the writer before knew of them, and told nobody
+	}
+	l.refused = 0
 	if len(l.queue) > 0 && l.queue[0].sent {
 		b := l.queue[0]
 		b.first = min(b.first+r.Taken, len(b.ends))
@@ -475,7 +496,7 @@ func (l *Log) Close() error {
 	k := l.link
 	l.mu.Unlock()
 	if k == nil {
-		return berm.Errorf(berm.Unavailable, "the audit log has no writer")
+		return errors.Join(berm.Errorf(berm.Unavailable, "the audit log has no writer"), l.closeAnchors())
 	}
 	_, _, err := k.ask(message{Close: true})
 	k.end()

@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 
 func open(t testing.TB, dir string, change ...func(*writer.Config)) *writer.Log {
 	t.Helper()
-	c := writer.Config{Dir: dir, Program: writertest.Program, Log: slog.New(slog.NewTextHandler(io.Discard, nil))}
+	c := writer.Config{Dir: dir, Program: writertest.Program, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Wait: time.Minute}
 	for _, f := range change {
 		f(&c)
 	}
@@ -368,7 +368,7 @@ func TestWriterHangs(t *testing.T) {
 
 // serve is a server that tells which records were acknowledged until it is killed.
 func serve(dir string) {
-	l, err := writer.Open(writer.Config{Dir: dir, Program: writertest.Program, Log: slog.Default()})
+	l, err := writer.Open(writer.Config{Dir: dir, Program: writertest.Program, Log: slog.Default(), Wait: time.Minute})
 	if err != nil {
 		fmt.Println("open:", err)
 		os.Exit(1)
@@ -484,4 +484,135 @@ func TestDiskFull(t *testing.T) {
 	acknowledged["after"] = true
 	closeLog(t, l)
 	once(t, log, acknowledged)
+	// That the writer died may be refused, too, and is counted then.
+	if n := lost(t, log); n != refused && n != refused+1 {
+		t.Errorf("%d were refused, and gaps tell of %d", refused, n)
+	}
+}
+
+// lost is how many records the gap records of a log tell of.
+func lost(t testing.TB, dir string) (n int) {
+	for _, line := range lines(t, dir) {
+		if line.Type == audit.Gap {
+			n += int(line.Data.(map[string]any)["count"].(float64))
+		}
+	}
+	return n
+}
+
+// The file of a blob comes to who asked for it, whatever is asked beside it.
+func TestBlobsAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	var group sync.WaitGroup
+	for range 4 {
+		group.Go(func() {
+			for i := range 200 {
+				b, err := l.NewBlob(audit.KindContent)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_, _ = fmt.Fprint(b, i)
+				if _, err := b.Commit(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	closeLog(t, l)
+	if left, _ := filepath.Glob(filepath.Join(dir, audit.BlobDir, "new-*")); len(left) > 0 {
+		t.Errorf("left are %v", left)
+	}
+}
+
+// A writer that was killed in the middle of a line and of a blob has lost neither.
+func TestWriterDiesInTheMiddle(t *testing.T) {
+	dir := t.TempDir()
+	l := open(t, dir)
+	if err := l.Emit(record("before")); err != nil {
+		t.Fatal(err)
+	}
+	b, err := l.NewBlob(audit.KindContent)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "log.jsonl"), os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString(`{"v":1,"seq":2,"ti`); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	if err := syscall.Kill(l.PID(), syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	_, _ = b.Write([]byte("content"))
+	blob, err := b.Commit()
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := record("after")
+	r.Blobs = []audit.Blob{blob}
+	if err := l.Emit(r); err != nil {
+		t.Fatal(err)
+	}
+	closeLog(t, l)
+	once(t, dir, map[string]bool{"before": true, "after": true})
+	if n := lost(t, dir); n != 0 {
+		t.Errorf("gaps tell of %d", n)
+	}
+}
+
+// A log whose writer died and cannot be started again is closed, also when a batch was on its way.
+func TestCloseWithoutWriter(t *testing.T) {
+	defer writer.SetPatience(200 * time.Millisecond)()
+	var gone atomic.Bool
+	l := open(t, t.TempDir(), func(c *writer.Config) {
+		program := c.Program
+		c.Program = func() (*os.File, error) {
+			if gone.Load() {
+				return nil, errors.New("no program")
+			}
+			return program()
+		}
+	})
+	pid := l.PID()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.Emit(record("on its way")); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("it was taken: %v", err)
+	}
+	gone.Store(true)
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	closed := make(chan error)
+	go func() { closed <- l.Close() }()
+	select {
+	case err := <-closed:
+		if err == nil {
+			t.Error("that there is no writer is not told")
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("it is not closed")
+	}
+}
+
+// A log that another process writes is told so; its directory may be a link.
+func TestInUse(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "audit")
+	if err := os.Symlink(t.TempDir(), dir); err != nil {
+		t.Fatal(err)
+	}
+	l := open(t, dir)
+	_, err := writer.Open(writer.Config{Dir: dir, Program: writertest.Program, Log: slog.Default(), Wait: 50 * time.Millisecond})
+	if berm.KindOf(err) != berm.Conflict || !strings.Contains(berm.HintOf(err), "berm auditd") {
+		t.Errorf("%v, hint %q", err, berm.HintOf(err))
+	}
+	closeLog(t, l)
+	lines(t, dir)
 }

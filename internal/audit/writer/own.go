@@ -28,7 +28,7 @@ func handOver(path string) (*os.File, error) {
 		return nil, failed(err)
 	}
 	uid, gid := service.ID(service.Auditd)
-	dir, err := give(unix.AT_FDCWD, path, uid, gid)
+	dir, err := give(unix.AT_FDCWD, path, unix.O_DIRECTORY, uid, gid) // it may be a link, to another disk
 	if err != nil {
 		return nil, failed(err)
 	}
@@ -57,7 +57,7 @@ func giveAll(dir *os.File, name string, uid, gid uint32) error {
 		if name == audit.BlobDir && !e.IsDir() {
 			continue
 		}
-		f, err := give(fd, e.Name(), uid, gid)
+		f, err := give(fd, e.Name(), unix.O_NOFOLLOW, uid, gid)
 		if errors.Is(err, fs.ErrNotExist) { // a writer that ends is at work
 			continue
 		}
@@ -71,8 +71,8 @@ func giveAll(dir *os.File, name string, uid, gid uint32) error {
 
 // give gives one file or directory away, if it is to be. It returns it open, a directory for
 // reading.
-func give(at int, name string, uid, gid uint32) (*os.File, error) {
-	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+func give(at int, name string, flags int, uid, gid uint32) (*os.File, error) {
+	fd, err := unix.Openat(at, name, unix.O_PATH|unix.O_CLOEXEC|flags, 0)
 	if err != nil {
 		return nil, err
 	}

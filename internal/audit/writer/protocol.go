@@ -61,8 +61,10 @@ type ready struct {
 	Protocol int    `json:"protocol"`
 	Origin   string `json:"origin"`
 	Seq      uint64 `json:"seq"`
-	// Taken is how many of the records after the one that the server knew were the server's.
-	Taken int `json:"taken"`
+	// Taken is how many of the records after the one that the server knew were the server's, and
+	// Told whether one of the others tells of those for which there was no space.
+	Taken int  `json:"taken"`
+	Told  bool `json:"told,omitempty"`
 }
 
 type holding struct {

@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"log/slog"
 	"testing"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/trail"
 	"github.com/berm-sandbox/berm/internal/service"
 )
 
@@ -68,6 +70,47 @@ func FuzzAnswer(f *testing.F) {
 			if err == nil && r.Error.Err() == nil {
 				t.Error("a refusal is no error")
 			}
+		}
+	})
+}
+
+// Whatever a server says beside records, the writer goes on until the connection ends, or stops
+// listening.
+func FuzzMessages(f *testing.F) {
+	for _, text := range []string{
+		`{"id":1,"begin":true}`, `{"id":1,"begin":true}{"id":2,"name":"new-1","sha256":"00"}`, `{"close":true}` + "\n" + `{"close":true}`, `{"erase":{"sandbox":""}}`,
+		`{"erase":{"sandbox":"i0test","reason":"r"},"dry":true}`, `{"rotate":true}`, `{"id":1,"holding":{"sandboxes":["x"]}}`, `{"error":{}}`, `{"name":"../key","sha256":""}`, `[`, "\n\n",
+	} {
+		f.Add([]byte(text + "\n"))
+	}
+	f.Chdir(f.TempDir())
+	var log *trail.Log
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if log == nil {
+			var err error
+			if log, err = trail.Open(here, trail.Options{Log: slog.New(slog.DiscardHandler)}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		ours, theirs, err := service.Connect()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ours.Close()
+		conn, err := service.Conn(theirs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &server{wire: service.NewWire(conn), log: log, gone: make(chan struct{})}
+		go s.attend()
+		go func() { _, _ = io.Copy(io.Discard, ours) }()
+		_, _ = ours.Write(text)
+		_ = ours.CloseWrite()
+		<-s.gone
+		if s.said.Load() {
+			log = nil
+		} else if err := log.Emit(record); err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -22,9 +22,6 @@ import (
 // here is the directory of the log.
 const here = "."
 
-// openPatience is how long the writer of a server that died may go on.
-const openPatience = 30 * time.Second
-
 // server is the process at the other end.
 type server struct {
 	wire *service.Wire
@@ -82,30 +79,30 @@ func (w *Writer) Serve() error {
 	}); err != nil {
 		return err
 	}
-	options := trail.Options{Log: slog.New(slog.NewTextHandler(s, nil)), Keep: w.settings.Keep, Limit: w.settings.Limit, Holds: s.holds}
+	options := trail.Options{Log: slog.New(slog.NewTextHandler(s, nil)), Keep: w.settings.Keep, Limit: w.settings.Limit, Holds: s.holds, Successor: w.settings.After != unknown}
 	for _, f := range w.anchors {
 		options.Anchors = append(options.Anchors, trail.OpenAnchor{File: f})
 	}
 	for _, url := range w.settings.Witnesses {
 		options.Anchors = append(options.Anchors, trail.WitnessAnchor(url))
 	}
-	log, err := openLog(options)
+	log, err := openLog(options, w.settings.Wait)
 	if err != nil {
 		return errors.Join(err, s.wire.Send(message{Error: service.Failed(err)}))
 	}
 	open.Store(log)
 	s.log = log
-	taken, err := s.taken(w.settings.After)
+	taken, told, err := s.taken(w.settings.After)
 	if err != nil {
 		return errors.Join(err, s.wire.Send(message{Error: service.Failed(err)}), log.Close())
 	}
-	if err := s.wire.Send(message{Ready: &ready{protocol, log.Origin(), log.Seq(), taken}}); err != nil {
+	if err := s.wire.Send(message{Ready: &ready{protocol, log.Origin(), log.Seq(), taken, told}}); err != nil {
 		return errors.Join(err, log.Close())
 	}
 	go s.attend()
 	err = s.take(w.records)
 	if err != nil { // what comes makes no sense
-		return errors.Join(err, log.Close())
+		return errors.Join(err, s.wire.Send(message{Log: err.Error()}), log.Close())
 	}
 	<-s.gone
 	if s.said.Load() {
@@ -118,32 +115,41 @@ func (w *Writer) Serve() error {
 }
 
 // openLog opens the log, when the writer before has let go of it.
-func openLog(o trail.Options) (*trail.Log, error) {
-	for end := time.Now().Add(openPatience); ; time.Sleep(20 * time.Millisecond) {
+func openLog(o trail.Options, wait time.Duration) (*trail.Log, error) {
+	for end := time.Now().Add(wait); ; time.Sleep(20 * time.Millisecond) {
 		log, err := trail.Open(here, o)
-		if berm.KindOf(err) != berm.Conflict || time.Now().After(end) {
+		switch {
+		case berm.KindOf(err) != berm.Conflict:
 			return log, err
+		case time.Now().After(end):
+			return nil, berm.Errorf(berm.Conflict, "another process writes the audit log").
+				WithHint("that is `berm auditd` of a server that runs, or of one that died, which hangs: `fuser log.jsonl` in the directory of the log tells its number")
 		}
 	}
 }
 
-// taken counts the records after one that came from a server.
-func (s *server) taken(after int64) (n int, err error) {
+// taken counts the records after one that came from a server. told says that one of the log's own
+// tells of some that are missing.
+func (s *server) taken(after int64) (n int, told bool, err error) {
 	if after == unknown {
-		return 0, nil
+		return 0, false, nil
 	}
 	if seq := s.log.Seq(); int64(seq) < after {
-		return 0, berm.Errorf(berm.Internal, "the audit log has %d records, and the server was told of %d", seq, after)
+		return 0, false, berm.Errorf(berm.Internal, "the audit log has %d records, and the server was told of %d", seq, after)
 	}
 	for line, err := range trail.Dir(here).Records(uint64(after + 1)) {
 		if err != nil {
-			return n, berm.Errorf(berm.Internal, "audit log: %w", err)
+			return n, told, berm.Errorf(berm.Internal, "audit log: %w", err)
 		}
 		if line.Src != audit.OwnSource {
 			n++
+		} else if line.Type == audit.Gap {
+			data, _ := line.Data.(map[string]any)
+			lost, _ := data["count"].(float64)
+			told = told || lost > 0 // a line that was cut off comes again
 		}
 	}
-	return n, nil
+	return n, told, nil
 }
 
 // take appends the records that come. It returns when no more do.
@@ -218,6 +224,7 @@ func (s *server) attend() {
 		case m.Close:
 			s.said.Store(true)
 			s.reply(message{ID: m.ID}, s.log.Close(), nil)
+			return // nothing can come after it
 		case m.Begin:
 			file, err := audit.Directory(here).CreateBlob()
 			answer := message{ID: m.ID}
@@ -226,7 +233,7 @@ func (s *server) attend() {
 			}
 			s.reply(answer, err, file)
 		case m.Name != "":
-			s.reply(message{ID: m.ID}, audit.Directory(here).KeepBlob(m.Name, m.SHA256), nil)
+			s.reply(message{ID: m.ID}, s.log.KeepBlob(m.Name, m.SHA256), nil)
 		case m.Erase != nil:
 			go func() { // which may take long
 				done, err := s.log.Erase(*m.Erase, m.Dry)
