@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -137,12 +138,12 @@ func TestWebhook(t *testing.T) {
 		t.Fatal(err)
 	}
 	raw := []byte(`{"seq":7,"type":"sandbox.exit"}`)
-	line := trail.Line{Record: audit.Record{Seq: 7, Type: audit.SandboxExit, Sandbox: "i1", Time: time.Unix(5, 0).UTC()}, Raw: raw}
+	line := trail.Line{Record: audit.Record{Seq: 7, Type: audit.SandboxExit, Team: "blue", Sandbox: "i1", Time: time.Unix(5, 0).UTC()}, Raw: raw}
 	if err := w.Send(t.Context(), []trail.Line{line}); err != nil {
 		t.Fatal(err)
 	}
 	if got.SpecVersion != "1.0" || got.ID != "7" || got.Source != "/berm/berm-audit-1" || got.Type != "dev.berm.sandbox.exit" ||
-		got.Subject != "i1" || string(got.Data) != string(raw) {
+		got.Subject != "i1" || got.Team != "blue" || string(got.Data) != string(raw) {
 		t.Errorf("%+v", got)
 	}
 	for _, status = range []int{301, 404, 500} {
@@ -171,7 +172,7 @@ func TestOTLP(t *testing.T) {
 		t.Fatal(err)
 	}
 	lines := []trail.Line{
-		{Record: audit.Record{Seq: 7, Type: audit.SandboxExit, Sandbox: "i1", Time: time.Unix(5, 0), Outcome: audit.OK, Data: map[string]any{"code": 1}}},
+		{Record: audit.Record{Seq: 7, Type: audit.SandboxExit, Team: "blue", Sandbox: "i1", Time: time.Unix(5, 0), Outcome: audit.OK, Data: map[string]any{"code": 1}}},
 		{Record: audit.Record{Seq: 8, Type: audit.NetFlow, Sandbox: "i1", Time: time.Unix(6, 0), Outcome: audit.Denied, Reason: "bad\xff"}},
 	}
 	if err := o.Send(t.Context(), lines); err != nil {
@@ -180,6 +181,9 @@ func TestOTLP(t *testing.T) {
 	records := got.ResourceLogs[0].ScopeLogs[0].LogRecords
 	if len(records) != 2 || records[0].EventName != "berm.sandbox.exit" || records[0].Body.GetStringValue() != `{"code":1}` || records[0].TimeUnixNano != 5e9 ||
 		records[1].SeverityNumber != logs.SeverityNumber_SEVERITY_NUMBER_WARN {
+		t.Errorf("%v", records)
+	}
+	if of := fmt.Sprint(records[0].Attributes); !strings.Contains(of, "berm.team") || !strings.Contains(of, "blue") || strings.Contains(fmt.Sprint(records[1].Attributes), "berm.team") {
 		t.Errorf("%v", records)
 	}
 	status = http.StatusTooManyRequests

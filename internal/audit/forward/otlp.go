@@ -114,7 +114,7 @@ func logRecord(line trail.Line) *logs.LogRecord {
 	record := &logs.LogRecord{
 		TimeUnixNano: at, ObservedTimeUnixNano: at, SeverityNumber: severity, EventName: "berm." + string(line.Type),
 		Attributes: attributes(
-			"sandbox.id", string(line.Sandbox), "berm.seq", fmt.Sprint(line.Seq), "berm.actor.type", line.Actor.Type, "berm.actor.id", line.Actor.ID,
+			"sandbox.id", string(line.Sandbox), "berm.team", string(line.Team), "berm.seq", fmt.Sprint(line.Seq), "berm.actor.type", line.Actor.Type, "berm.actor.id", line.Actor.ID,
 			"berm.src", line.Src, "berm.trust", string(line.Trust), "berm.outcome", string(line.Outcome), "berm.reason", line.Reason,
 		),
 	}

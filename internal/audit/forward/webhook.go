@@ -31,6 +31,7 @@ type event struct {
 	Source          string          `json:"source"`
 	Type            string          `json:"type"`
 	Subject         string          `json:"subject,omitempty"`
+	Team            berm.Team       `json:"team,omitempty"` // an extension
 	Time            time.Time       `json:"time"`
 	DataContentType string          `json:"datacontenttype"`
 	Data            json.RawMessage `json:"data"`
@@ -61,7 +62,7 @@ func (w *Webhook) Send(ctx context.Context, lines []trail.Line) error {
 	line := lines[0]
 	body, err := json.Marshal(event{
 		SpecVersion: "1.0", ID: strconv.FormatUint(line.Seq, 10), Source: "/berm/" + w.log, Type: "dev.berm." + string(line.Type),
-		Subject: string(line.Sandbox), Time: line.Time, DataContentType: "application/json", Data: line.Raw,
+		Subject: string(line.Sandbox), Team: line.Team, Time: line.Time, DataContentType: "application/json", Data: line.Raw,
 	})
 	if err != nil {
 		return berm.Errorf(berm.Internal, "event: %w", err)

@@ -106,6 +106,7 @@ type metadata struct {
 	EventCode      string   `json:"event_code"` // the type of the record
 	CorrelationUID string   `json:"correlation_uid,omitempty"`
 	LogName        string   `json:"log_name"`
+	TenantUID      string   `json:"tenant_uid,omitempty"` // the team
 	Sequence       uint64   `json:"sequence"`
 	OriginalTime   string   `json:"original_time"`
 }
@@ -244,7 +245,7 @@ func begin(line trail.Line, c class, a activity) Event {
 		SeverityID: informational, StatusID: 1, Status: "Success", StatusDetail: line.Reason,
 		Metadata: metadata{
 			Version: Version, Product: product{Name: "Berm", Vendor: "Berm"}, Profiles: []string{"host"}, UID: line.Host + "/" + strconv.FormatUint(line.Seq, 10),
-			EventCode: string(line.Type), CorrelationUID: cmp.Or(line.TraceID, string(line.Sandbox)), LogName: logName, Sequence: line.Seq,
+			EventCode: string(line.Type), CorrelationUID: cmp.Or(line.TraceID, string(line.Sandbox)), LogName: logName, TenantUID: string(line.Team), Sequence: line.Seq,
 			OriginalTime: line.Time.UTC().Format(time.RFC3339Nano),
 		},
 		Device: &device{TypeID: 1, Type: "Server", Hostname: line.Host},

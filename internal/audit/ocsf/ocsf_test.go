@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/audittest"
 	"github.com/berm-sandbox/berm/internal/audit/trail"
@@ -191,6 +192,16 @@ func TestUnknownRecords(t *testing.T) {
 		}
 		if m := check(t, events[0]); m["unmapped"].(map[string]any)["record"].(map[string]any)["type"] != string(r.Type) {
 			t.Errorf("%v", m)
+		}
+	}
+}
+
+// Whose a record is, but for the server's own, is told where OCSF looks for tenants.
+func TestTenant(t *testing.T) {
+	for team, want := range map[berm.Team]any{"blue": "blue", "": nil} {
+		m := check(t, Events(lineOf(t, audit.Record{Team: team, Type: audit.SandboxStart}), nil)[0])
+		if got := m["metadata"].(map[string]any)["tenant_uid"]; got != want {
+			t.Errorf("team %s: %v", team, got)
 		}
 	}
 }
