@@ -23,18 +23,19 @@ import (
 type Erasure struct {
 	By      uint64         `json:"by"` // the record that tells of it, the first if there are several; 0 while there is none
 	Sandbox berm.SandboxID `json:"sandbox"`
+	Team    berm.Team      `json:"team,omitempty"` // whose the sandbox was
 	Actor   audit.Actor    `json:"actor"`
 	Reason  string         `json:"reason"`
 	Time    time.Time      `json:"time"`
 	Records uint64         `json:"records"`
 	// Left is how many of them are still there: a crash interrupted it.
 	Left uint64 `json:"left,omitempty"`
-	// What only who erases learns.
+	// What only who erases learns; of several, as if all of them went.
 	Bytes    int64     `json:"bytes,omitempty"` // of records, not packed, and contents
 	Contents int       `json:"contents,omitempty"`
 	First    time.Time `json:"first,omitzero"` // of the records
 	Last     time.Time `json:"last,omitzero"`
-	// Named is how many records of others hold the sandbox's id; they stay.
+	// Named is how many records of others hold the sandbox's id; they stay. It is not counted of several.
 	Named int `json:"named,omitempty"`
 
 	spans spans
@@ -53,10 +54,9 @@ const eraseFile = "erasing"
 
 // underway is what an interrupted erasure is finished by.
 type underway struct {
-	Sandbox berm.SandboxID `json:"sandbox"`
-	After   uint64         `json:"after"` // the records that tell of it follow this one
-	Blobs   []string       `json:"blobs"` // that only erased records named
-	Time    time.Time      `json:"time"`  // when that was so
+	After uint64    `json:"after"` // the records that tell of it follow this one
+	Blobs []string  `json:"blobs"` // that only erased records named
+	Time  time.Time `json:"time"`  // when that was so
 }
 
 // erasureText bounds the numbers that one record has room for, in bytes.
@@ -69,29 +69,52 @@ const erasureText = 16 << 10
 func (l *Log) Erase(e Erasure, dry bool) (Erasure, error) { return l.erase(e, dry, time.Now()) }
 
 func (l *Log) erase(e Erasure, dry bool, now time.Time) (Erasure, error) {
+	all := []Erasure{e}
+	err := l.eraseAll(all, dry, now)
+	return all[0], err
+}
+
+// EraseAll erases several sandboxes by one change of the files. Those that must not be erased are left, with By 0,
+// and the error is that of the first of them.
+func (l *Log) EraseAll(all []Erasure) ([]Erasure, error) {
+	all = slices.Clone(all)
+	err := l.eraseAll(all, false, time.Now())
+	return all, err
+}
+
+func (l *Log) eraseAll(all []Erasure, dry bool, now time.Time) error {
 	l.files.Lock()
 	defer l.files.Unlock()
-	if e.Sandbox == "" { // that is what records of the server have
-		return e, berm.Errorf(berm.Invalid, "which sandbox's records are to be erased?")
+	if slices.ContainsFunc(all, func(e Erasure) bool { return e.Sandbox == "" }) { // that is what records of the server have
+		return berm.Errorf(berm.Invalid, "which sandbox's records are to be erased?")
 	}
 	if err := l.resume(); err != nil {
-		return e, err
+		return err
 	}
 	after := l.Seq()
-	if err := Dir(l.dir).find(&e); err != nil {
-		return e, err
+	if err := Dir(l.dir).find(all); err != nil {
+		return err
 	}
-	if e.Records == 0 {
-		return e, berm.Errorf(berm.NotFound, "the log has no record of sandbox %s that could be erased", e.Sandbox)
+	may, refused := l.mayErase(all, now)
+	if len(may) == 0 || dry {
+		return refused
 	}
-	if err := l.mayErase(e, now); err != nil || dry {
-		return e, err
+	var gone spans
+	var records []audit.Record
+	u := underway{After: after, Time: now}
+	for _, e := range may {
+		gone, records = append(gone, e.spans...), append(records, e.records()...)
+		u.Blobs = slices.AppendSeq(u.Blobs, maps.Keys(e.blobs))
 	}
 	// From here on all of them are in files that nobody writes to.
-	if err := l.rotate(); err != nil {
-		return e, err
+	if inCurrent, err := Dir(l.dir).inCurrent(gone); err != nil {
+		return err
+	} else if inCurrent {
+		if err := l.rotate(); err != nil {
+			return err
+		}
 	}
-	marker, err := json.Marshal(underway{e.Sandbox, after, slices.Sorted(maps.Keys(e.blobs)), now})
+	marker, err := json.Marshal(u)
 	if err == nil {
 		err = writeFile(filepath.Join(l.dir, eraseFile), string(marker))
 	}
@@ -99,36 +122,69 @@ func (l *Log) erase(e Erasure, dry bool, now time.Time) (Erasure, error) {
 		err = failpoint.Hit("audit/erase")
 	}
 	if err == nil {
-		err = l.EmitAll(e.records())
+		err = l.EmitAll(records)
 	}
 	if err != nil {
 		_ = os.Remove(filepath.Join(l.dir, eraseFile)) // without a record it says nothing
-		return e, err
+		return err
 	}
 	if err := l.resume(); err != nil {
-		e.Left = e.Records
-		return e, berm.Errorf(berm.KindOf(err), "the erasure is on record and not finished: %w", err).WithHint("the server tries again every minute")
+		for _, e := range may {
+			e.Left = e.Records
+		}
+		return berm.Errorf(berm.KindOf(err), "the erasure is on record and not finished: %w", err).WithHint("the server tries again every minute")
 	}
 	for line, err := range Dir(l.dir).Records(after + 1) {
-		if err == nil && line.Type == audit.Erase && line.Sandbox == e.Sandbox {
-			e.By, e.Time = line.Seq, line.Time
-			break
+		if err != nil || line.Type != audit.Erase {
+			continue
+		}
+		if at := slices.IndexFunc(may, func(e *Erasure) bool { return e.Sandbox == line.Sandbox && e.By == 0 }); at >= 0 {
+			may[at].By, may[at].Time = line.Seq, line.Time
 		}
 	}
-	return e, nil
+	return refused
 }
 
-// mayErase refuses what must not be erased, or not yet.
-func (l *Log) mayErase(e Erasure, now time.Time) error {
-	if l.holds != nil {
-		holds, err := l.holds()
+// inCurrent reports whether some records are in the file that is written to.
+func (d Dir) inCurrent(gone spans) (bool, error) {
+	for raw, err := range d.file(current) {
 		if err != nil {
-			return berm.Errorf(berm.Unavailable, "which sandboxes are held: %w", err)
+			return false, berm.Errorf(berm.Internal, "audit log: %w", err)
 		}
-		if slices.Contains(holds, e.Sandbox) {
-			return berm.Errorf(berm.Denied, "sandbox %s is held", e.Sandbox).
-				WithHint("`berm audit hold list` tells why, and `berm audit hold remove` ends it")
+		first, ok := seqOf(raw)
+		return !ok || slices.ContainsFunc(gone, func(s audit.Removal) bool { return s.To >= first }), nil
+	}
+	return false, nil
+}
+
+// mayErase leaves out what must not be erased, or not yet: the error tells why of the first.
+func (l *Log) mayErase(all []Erasure, now time.Time) (may []*Erasure, refused error) {
+	var holds []berm.SandboxID
+	if l.holds != nil {
+		var err error
+		if holds, err = l.holds(); err != nil {
+			return nil, berm.Errorf(berm.Unavailable, "which sandboxes are held: %w", err)
 		}
+	}
+	for i := range all {
+		e := &all[i]
+		if err := e.refused(holds, now); err == nil {
+			may = append(may, e)
+		} else if refused == nil {
+			refused = err
+		}
+	}
+	return may, refused
+}
+
+// refused says why an erasure that was looked for must not be, or not yet.
+func (e *Erasure) refused(holds []berm.SandboxID, now time.Time) error {
+	if e.Records == 0 {
+		return berm.Errorf(berm.NotFound, "the log has no record of sandbox %s that could be erased", e.Sandbox)
+	}
+	if slices.Contains(holds, e.Sandbox) {
+		return berm.Errorf(berm.Denied, "sandbox %s is held", e.Sandbox).
+			WithHint("`berm audit hold list` tells why, and `berm audit hold remove` ends it")
 	}
 	// A record of another sandbox may be about to name the same content, which was kept before.
 	if wait := e.named.Add(blobMargin).Sub(now); wait > 0 {
@@ -142,7 +198,7 @@ func (l *Log) mayErase(e Erasure, now time.Time) error {
 func (e Erasure) records() (all []audit.Record) {
 	add := func(part spans, text string) {
 		all = append(all, audit.Record{
-			Sandbox: e.Sandbox, Actor: e.Actor, Type: audit.Erase, Src: audit.OwnSource, Trust: audit.TrustHost, Outcome: audit.OK, Reason: e.Reason,
+			Team: e.Team, Sandbox: e.Sandbox, Actor: e.Actor, Type: audit.Erase, Src: audit.OwnSource, Trust: audit.TrustHost, Outcome: audit.OK, Reason: e.Reason,
 			Data: audit.Erasure{Records: int(part.count()), Seqs: text},
 		})
 	}
@@ -178,15 +234,22 @@ func Erased(line Line) ([]audit.Removal, error) {
 	return e.spans, err
 }
 
-// find looks for what a log has of a sandbox.
-func (d Dir) find(e *Erasure) error {
-	id := []byte(e.Sandbox)
-	e.blobs = map[string]int64{}
+// find looks for what a log has of sandboxes.
+func (d Dir) find(all []Erasure) error {
+	of := map[berm.SandboxID]*Erasure{}
+	for i := range all {
+		all[i].blobs = map[string]int64{}
+		of[all[i].Sandbox] = &all[i]
+	}
 	for raw, err := range d.raw(0) {
 		if err != nil {
 			return berm.Errorf(berm.Internal, "audit log: %w", err).WithHint("`berm audit verify` tells what is wrong")
 		}
-		if !bytes.Contains(raw, id) {
+		e := of[berm.SandboxID(firstSandbox(raw))]
+		if e == nil {
+			if len(all) == 1 && bytes.Contains(raw, []byte(all[0].Sandbox)) {
+				all[0].Named++
+			}
 			continue
 		}
 		var h header
@@ -213,17 +276,37 @@ func (d Dir) find(e *Erasure) error {
 			e.blobs[b.SHA256], e.named = b.Size, h.Time
 		}
 	}
-	if err := d.keepNamed(e.blobs, e.spans); err != nil {
+	var gone spans
+	blobs := map[string]int64{}
+	for i := range all {
+		gone = append(gone, all[i].spans...)
+		maps.Copy(blobs, all[i].blobs)
+	}
+	if err := d.keepNamed(blobs, gone.merge()); err != nil {
 		return err
 	}
-	for hash, size := range e.blobs {
-		e.Contents, e.Bytes = e.Contents+1, e.Bytes+size
-		// Another sandbox may have kept it again, and not be named with it yet.
-		if info, err := os.Stat(filepath.Join(string(d), audit.BlobDir, hash[:2], hash)); err == nil && info.ModTime().After(e.named) {
-			e.named = info.ModTime()
+	for i := range all {
+		e := &all[i]
+		for hash, size := range e.blobs {
+			if _, alone := blobs[hash]; !alone {
+				delete(e.blobs, hash)
+				continue
+			}
+			e.Contents, e.Bytes = e.Contents+1, e.Bytes+size
+			// Another sandbox may have kept it again, and not be named with it yet.
+			if info, err := os.Stat(filepath.Join(string(d), audit.BlobDir, hash[:2], hash)); err == nil && info.ModTime().After(e.named) {
+				e.named = info.ModTime()
+			}
 		}
 	}
 	return nil
+}
+
+// firstSandbox is whose record a line is. Of one that is nobody's it may be an id that its data name.
+func firstSandbox(raw []byte) []byte {
+	_, rest, _ := bytes.Cut(raw, []byte(`"sandbox":"`))
+	id, _, _ := bytes.Cut(rest, []byte{'"'})
+	return id
 }
 
 // keepNamed leaves out contents that other records than some name.
@@ -271,7 +354,7 @@ func (l *Log) resume() error {
 		if err != nil {
 			return berm.Errorf(berm.Internal, "audit log: %w", err)
 		}
-		if line.Type == audit.Erase && line.Sandbox == u.Sandbox {
+		if line.Type == audit.Erase {
 			part, err := Erased(line)
 			if err != nil {
 				return berm.Errorf(berm.Internal, "audit log: record %d: %w", line.Seq, err)
@@ -280,7 +363,7 @@ func (l *Log) resume() error {
 		}
 	}
 	if len(gone) > 0 { // else a crash came before it was on record
-		if err := l.takeOut(gone, u); err != nil {
+		if err := l.takeOut(gone.merge(), u); err != nil {
 			return err
 		}
 	}
@@ -302,7 +385,7 @@ func (l *Log) takeOut(gone spans, u underway) error {
 	}
 	for i, name := range names[:len(names)-1] {
 		last := firsts[i+1] - 1 // of the current file it may be 0, and then this is no bound
-		if firsts[i] > gone[len(gone)-1].To || last < gone[0].From {
+		if gone.common(spans{{From: firsts[i], To: last}}) == 0 {
 			continue
 		}
 		if err := l.rewrite(name, gone); err != nil {

@@ -155,6 +155,77 @@ func TestEraseIsRefused(t *testing.T) {
 	whole(t, dir, made)
 }
 
+// Several sandboxes are erased at once, with a record for each, which says whose it was; one that is held or not there
+// keeps none of the others. The file that is written to goes on when it has nothing of them.
+func TestEraseAll(t *testing.T) {
+	dir := t.TempDir()
+	l, err := Open(dir, Options{Holds: func() ([]berm.SandboxID, error) { return []berm.SandboxID{"held"}, nil }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 3 {
+		for _, id := range []berm.SandboxID{"one", "two", "held", "other"} {
+			keepContent(t, l, id, fmt.Sprint("of ", id, i))
+		}
+	}
+	for content, by := range map[string][]berm.SandboxID{"of one and two": {"one", "two"}, "of one and held": {"one", "held"}, "of two and other": {"two", "other"}} {
+		for _, id := range by {
+			keepContent(t, l, id, content)
+		}
+	}
+	erase := func(ids ...berm.SandboxID) ([]Erasure, error) {
+		var all []Erasure
+		for _, id := range ids {
+			all = append(all, Erasure{Sandbox: id, Team: "blue", Reason: "old"})
+		}
+		return all, l.eraseAll(all, false, later())
+	}
+	files := func() int {
+		names, _, err := Dir(dir).segments()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(names)
+	}
+	all, err := erase("held", "one", "nosuch", "two")
+	if berm.KindOf(err) != berm.Denied {
+		t.Errorf("of one that is held: %v", err)
+	}
+	for i, want := range []Erasure{{}, {By: 19, Records: 5}, {}, {By: 20, Records: 5}} {
+		if got := all[i]; got.By != want.By || want.By > 0 && (got.Records != want.Records || got.Time.IsZero()) {
+			t.Errorf("%+v, want %+v", got, want)
+		}
+	}
+	text := everything(t, dir)
+	for content, want := range map[string]bool{"of one0": false, "of two2": false, "of one and two": false, "of one and held": true, "of two and other": true, "of held1": true, "of other1": true} {
+		if strings.Contains(text, content) != want {
+			t.Errorf("%s is there: %v", content, !want)
+		}
+	}
+	if strings.Count(text, `"team":"blue","sandbox":"`) != 2 || files() != 2 {
+		t.Errorf("%d files of %s", files(), text)
+	}
+	keepContent(t, l, "new", "new")
+	if _, err := erase("other"); err != nil || files() != 2 {
+		t.Errorf("of records in an older file: %d files, %v", files(), err)
+	}
+	if _, err := erase("new"); err != nil || files() != 3 {
+		t.Errorf("of records in the current file: %d files, %v", files(), err)
+	}
+	if _, err := erase("held", ""); berm.KindOf(err) != berm.Invalid {
+		t.Errorf("of no sandbox: %v", err)
+	}
+	closeLog(t, l)
+	if r := verify(t, dir, Trust{}); len(r.Problems) > 0 || len(r.Erasures) != 4 {
+		t.Errorf("%+v", r)
+	}
+	for _, id := range []berm.SandboxID{"", "one", "held"} {
+		if r := verifyExport(t, export(t, dir, id), Trust{}); len(r.Problems) > 0 {
+			t.Errorf("export of %q: %+v", id, r)
+		}
+	}
+}
+
 // A file with records of nobody else is gone, and a long erasure takes several records.
 func TestEraseOfManyRecords(t *testing.T) {
 	dir := t.TempDir()
@@ -390,7 +461,11 @@ func TestSpans(t *testing.T) {
 func eraser(dir string) {
 	l, err := Open(dir, Options{})
 	if err == nil {
-		_, err = l.erase(erasing, false, later())
+		all := []Erasure{erasing}
+		if also := os.Getenv("TRAIL_ALSO"); also != "" {
+			all = append(all, Erasure{Sandbox: berm.SandboxID(also), Reason: "too"})
+		}
+		err = l.eraseAll(all, false, later())
 	}
 	fmt.Println(err)
 }

@@ -54,40 +54,55 @@ func TestCrashWhileRecordsAreRemoved(t *testing.T) {
 	}
 }
 
-// A crash in the middle of an erasure leaves a log that verifies; the next opening finishes what is on
-// record, and what is not is not done.
+// A crash in the middle of an erasure, of one sandbox or several, leaves a log that verifies; the next opening
+// finishes what is on record, and what is not is not done.
 func TestCrashWhileRecordsAreErased(t *testing.T) {
 	for _, point := range []string{"audit/erase", "audit/sign", "audit/erase-written", "audit/erase-file", "audit/erase-content"} {
-		t.Run(point, func(t *testing.T) {
-			dir := t.TempDir()
-			makeLog(t, dir)
-			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), "TRAIL_ERASER="+dir, "BERM_FAILPOINTS="+point+"=crash")
-			if err := cmd.Run(); err == nil {
-				t.Fatal("there was no crash")
-			}
-			if r := verify(t, dir, Trust{}); len(r.Problems) > 0 {
-				t.Errorf("after the crash: %v", r.Problems)
-			}
-			l := open(t, dir)
-			emit(t, l, 1) // of sbx0
-			closeLog(t, l)
-			r := verify(t, dir, Trust{})
-			if len(r.Problems) > 0 {
-				t.Errorf("after the next opening: %v", r.Problems)
-			}
-			text := everything(t, dir)
-			if point == "audit/erase" {
-				if len(r.Erasures) != 0 || !strings.Contains(text, "content 4") {
-					t.Errorf("it was not on record: %+v", r)
+		for _, also := range []string{"", "sbx2"} {
+			t.Run(point+also, func(t *testing.T) {
+				dir := t.TempDir()
+				makeLog(t, dir)
+				cmd := exec.Command(os.Args[0])
+				cmd.Env = append(os.Environ(), "TRAIL_ERASER="+dir, "TRAIL_ALSO="+also, "BERM_FAILPOINTS="+point+"=crash")
+				if err := cmd.Run(); err == nil {
+					t.Fatal("there was no crash")
 				}
-			} else if len(r.Erasures) != 1 || r.Erasures[0].Left != 0 || strings.Contains(text, "content 4") {
-				t.Errorf("%+v", r)
-			}
-			left, err := filepath.Glob(filepath.Join(dir, "*.new"))
-			if _, stat := os.Stat(filepath.Join(dir, eraseFile)); err != nil || len(left) > 0 || stat == nil {
-				t.Errorf("left are %v, %v", left, stat)
-			}
-		})
+				if r := verify(t, dir, Trust{}); len(r.Problems) > 0 {
+					t.Errorf("after the crash: %v", r.Problems)
+				}
+				l := open(t, dir)
+				emit(t, l, 1) // of sbx0
+				closeLog(t, l)
+				r := verify(t, dir, Trust{})
+				if len(r.Problems) > 0 {
+					t.Errorf("after the next opening: %v", r.Problems)
+				}
+				text := everything(t, dir)
+				gone, want := []string{"content 4"}, 1
+				if also != "" {
+					gone, want = append(gone, "content 14"), 2
+				}
+				for _, content := range gone {
+					if strings.Contains(text, content) != (point == "audit/erase") {
+						t.Errorf("%s: %v", content, point != "audit/erase")
+					}
+				}
+				if point == "audit/erase" {
+					want = 0 // it was not on record
+				}
+				if len(r.Erasures) != want {
+					t.Errorf("%+v", r)
+				}
+				for _, e := range r.Erasures {
+					if e.Left != 0 {
+						t.Errorf("%+v", e)
+					}
+				}
+				left, err := filepath.Glob(filepath.Join(dir, "*.new"))
+				if _, stat := os.Stat(filepath.Join(dir, eraseFile)); err != nil || len(left) > 0 || stat == nil {
+					t.Errorf("left are %v, %v", left, stat)
+				}
+			})
+		}
 	}
 }

@@ -436,7 +436,7 @@ func (l *Log) ask(m message) (answer, error) {
 		l.mu.Unlock()
 		if k != nil {
 			a, lost, err := k.ask(m)
-			if !lost || m.Erase != nil || m.Rotate || m.Close {
+			if !lost || m.Erase != nil || m.EraseAll != nil || m.Rotate || m.Close {
 				return a, err
 			}
 		}
@@ -474,6 +474,15 @@ func (l *Log) Erase(e trail.Erasure, dry bool) (trail.Erasure, error) {
 		e = *a.Erase
 	}
 	return e, err
+}
+
+// EraseAll is that of trail.Log.
+func (l *Log) EraseAll(all []trail.Erasure) ([]trail.Erasure, error) {
+	a, err := l.ask(message{EraseAll: all})
+	if a.EraseAll != nil {
+		all = a.EraseAll
+	}
+	return all, err
 }
 
 // RotateKey is that of trail.Log.

@@ -40,14 +40,15 @@ type message struct {
 	ID uint64 `json:"id,omitempty"` // of a question and its answer; each side counts for itself
 
 	// From the server.
-	Begin   bool           `json:"begin,omitempty"`   // a blob, whose file comes with the answer
-	Name    string         `json:"name,omitempty"`    // of that file, which gets its hash for a name
-	SHA256  string         `json:"sha256,omitempty"`  // "" throws it away
-	Erase   *trail.Erasure `json:"erase,omitempty"`   //
-	Dry     bool           `json:"dry,omitempty"`     // of Erase
-	Rotate  bool           `json:"rotate,omitempty"`  // the key
-	Close   bool           `json:"close,omitempty"`   // all was said: the end of the connection is no death
-	Holding *holding       `json:"holding,omitempty"` // the answer to Holds
+	Begin    bool            `json:"begin,omitempty"`    // a blob, whose file comes with the answer
+	Name     string          `json:"name,omitempty"`     // of that file, which gets its hash for a name
+	SHA256   string          `json:"sha256,omitempty"`   // "" throws it away
+	Erase    *trail.Erasure  `json:"erase,omitempty"`    //
+	Dry      bool            `json:"dry,omitempty"`      // of Erase
+	EraseAll []trail.Erasure `json:"eraseAll,omitempty"` //
+	Rotate   bool            `json:"rotate,omitempty"`   // the key
+	Close    bool            `json:"close,omitempty"`    // all was said: the end of the connection is no death
+	Holding  *holding        `json:"holding,omitempty"`  // the answer to Holds
 
 	// From the writer.
 	Ready *ready           `json:"ready,omitempty"` // the first message, unless it is an error

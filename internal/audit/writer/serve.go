@@ -239,6 +239,11 @@ func (s *server) attend() {
 				done, err := s.log.Erase(*m.Erase, m.Dry)
 				s.reply(message{ID: m.ID, Erase: &done}, err, nil)
 			}()
+		case len(m.EraseAll) > 0:
+			go func() {
+				done, err := s.log.EraseAll(m.EraseAll)
+				s.reply(message{ID: m.ID, EraseAll: done}, err, nil)
+			}()
 		case m.Rotate:
 			s.reply(message{ID: m.ID}, s.log.RotateKey(), nil)
 		}
