@@ -261,14 +261,16 @@ type Usage struct {
 type Template struct {
 	ID      TemplateID        `json:"id"`
 	BuildID BuildID           `json:"buildID"`
-	Names   []string          `json:"names"` // aliases; the first is the main one
+	Team    Team              `json:"team,omitempty"`
+	Names   []string          `json:"names"` // aliases, [TEAM/]NAME[:TAG]; the first is the main one
 	Layers  []Layer           `json:"layers"`
 	Limits  Limits            `json:"limits"` // defaults
 	User    string            `json:"user"`
 	Workdir string            `json:"workdir"`
 	Env     map[string]string `json:"env,omitempty"`
 	Setuid  bool              `json:"setuid"` // holds sudo: needs set-uid programs
-	Public  bool              `json:"public,omitempty"`
+	// Public lets every team make sandboxes of it. What was made on the server's host always is.
+	Public bool `json:"public,omitempty"`
 	// Start is a shell command that begins to run when a sandbox is made, as User in Workdir, and
 	// Ready one that succeeds when the sandbox can be used (E2B's start_cmd and ready_cmd).
 	Start     string    `json:"start,omitempty"`
@@ -295,6 +297,9 @@ func (t *Template) Alias() string {
 	}
 	return t.Names[0]
 }
+
+// For says whether a team may know of a template and make sandboxes of it.
+func (t *Template) For(team Team) bool { return t.Public || t.Team == team }
 
 // Feature is one thing that a host can or cannot do, as `berm doctor` shows it.
 type Feature struct {

@@ -19,6 +19,9 @@ func (t Team) String() string {
 	return string(t)
 }
 
+// Trim takes the team from before a name that has it, TEAM/NAME.
+func (t Team) Trim(name string) string { return strings.TrimPrefix(name, t.String()+"/") }
+
 // ParseTeam reads a team as people write it: up to 40 of a-z, 0-9 and -, beginning with a letter. Kind
 // Invalid.
 func ParseTeam(s string) (Team, error) {

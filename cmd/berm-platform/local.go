@@ -24,7 +24,7 @@ func localTemplate(ctx context.Context, name string) (berm.Template, error) {
 	if err != nil {
 		return berm.Template{}, err
 	}
-	t, err := store.Resolve(ctx, name)
+	t, err := store.Resolve(ctx, "", name)
 	if err != nil {
 		return berm.Template{}, err
 	}
@@ -39,7 +39,9 @@ func localTemplates(ctx context.Context) (names []string) {
 	}
 	templates, _ := store.List(ctx)
 	for _, t := range templates {
-		names = append(names, t.Names...)
+		if t.For("") {
+			names = append(names, t.Names...)
+		}
 	}
 	return names
 }

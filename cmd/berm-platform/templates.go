@@ -21,7 +21,7 @@ type serverTemplates struct {
 // missing.
 func newTemplates(ctx context.Context, store *template.Store, log *slog.Logger) *serverTemplates {
 	s := &serverTemplates{Store: store}
-	if _, err := store.Resolve(ctx, template.Base); berm.KindOf(err) != berm.NotFound || err == nil {
+	if _, err := store.Resolve(ctx, "", template.Base); berm.KindOf(err) != berm.NotFound || err == nil {
 		return s
 	}
 	s.building.Store(true)
@@ -40,8 +40,8 @@ func newTemplates(ctx context.Context, store *template.Store, log *slog.Logger) 
 
 // Resolve finds a template. Unavailable when it is being built; when that failed, the
 // error tells why.
-func (s *serverTemplates) Resolve(ctx context.Context, ref string) (berm.Template, error) {
-	t, err := s.Store.Resolve(ctx, ref)
+func (s *serverTemplates) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	t, err := s.Store.Resolve(ctx, team, ref)
 	if err == nil || berm.KindOf(err) != berm.NotFound || ref != template.Base {
 		return t, err
 	}

@@ -26,10 +26,10 @@ func TestDefaultTemplateThatCannotBeBuilt(t *testing.T) {
 			t.Fatal("the build does not end")
 		}
 	}
-	if _, err = s.Resolve(t.Context(), template.Base); err == nil || !strings.Contains(err.Error(), "could not be built") || berm.HintOf(err) == "" {
+	if _, err = s.Resolve(t.Context(), "", template.Base); err == nil || !strings.Contains(err.Error(), "could not be built") || berm.HintOf(err) == "" {
 		t.Errorf("%v, hint %q", err, berm.HintOf(err))
 	}
-	if _, err = s.Resolve(t.Context(), "another"); err == nil || berm.KindOf(err) != berm.NotFound {
+	if _, err = s.Resolve(t.Context(), "", "another"); err == nil || berm.KindOf(err) != berm.NotFound {
 		t.Errorf("another template: %v", err)
 	}
 }

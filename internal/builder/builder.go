@@ -122,6 +122,7 @@ func (b *Builder) Close() {
 
 // Request is what is asked for before a build.
 type Request struct {
+	Team berm.Team
 	Name string // NAME or NAME:TAG
 	Tags []string
 	// CPU in processors, Memory and Disk in bytes; 0 takes what templates have.
@@ -157,6 +158,7 @@ func (b *Builder) New(r Request) (template.Build, error) {
 		if err != nil {
 			return template.Build{}, err
 		}
+		full = template.FullName(r.Team, full)
 		if !slices.Contains(names, full) {
 			names = append(names, full)
 		}
@@ -165,6 +167,7 @@ func (b *Builder) New(r Request) (template.Build, error) {
 	if err != nil {
 		return template.Build{}, err
 	}
+	name = template.FullName(r.Team, name)
 	id, err := b.Store.IDOf(name)
 	if err != nil {
 		return template.Build{}, err
@@ -177,7 +180,7 @@ func (b *Builder) New(r Request) (template.Build, error) {
 		}
 	}
 	made := &build{Build: template.Build{
-		ID: berm.BuildID(berm.NewUUID()), TemplateID: id, Names: names, Limits: limits, State: template.Waiting, CreatedAt: time.Now().UTC(),
+		ID: berm.BuildID(berm.NewUUID()), TemplateID: id, Team: r.Team, Names: names, Limits: limits, State: template.Waiting, CreatedAt: time.Now().UTC(),
 	}}
 	if err := b.Store.SaveBuild(made.Build); err != nil {
 		return template.Build{}, err
@@ -212,15 +215,15 @@ func (b *Builder) limits(r Request) (berm.Limits, error) {
 	return l, nil
 }
 
-// Start gives a build its order and begins with it. Kinds: NotFound, Invalid, Conflict (it has
-// begun).
-func (b *Builder) Start(templateID berm.TemplateID, id berm.BuildID, o Order, actor audit.Actor) error {
+// Start gives a build its order and begins with it. Kinds: NotFound (also where it is another team's, as
+// of all builds), Invalid, Conflict (it has begun).
+func (b *Builder) Start(team berm.Team, templateID berm.TemplateID, id berm.BuildID, o Order, actor audit.Actor) error {
 	if err := o.Check(); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s, err := b.find(templateID, id)
+	s, err := b.find(team, templateID, id)
 	if err != nil {
 		return err
 	}
@@ -245,19 +248,19 @@ func (b *Builder) Start(templateID berm.TemplateID, id berm.BuildID, o Order, ac
 }
 
 // find needs the lock.
-func (b *Builder) find(templateID berm.TemplateID, id berm.BuildID) (*build, error) {
+func (b *Builder) find(team berm.Team, templateID berm.TemplateID, id berm.BuildID) (*build, error) {
 	s := b.builds[id]
-	if s == nil || s.TemplateID != templateID {
+	if s == nil || s.TemplateID != templateID || s.Team != team {
 		return nil, berm.Errorf(berm.NotFound, "build '%s' of template '%s' not found", id, templateID)
 	}
 	return s, nil
 }
 
 // Cancel ends a build. Kinds: NotFound, Conflict (it is over).
-func (b *Builder) Cancel(templateID berm.TemplateID, id berm.BuildID) error {
+func (b *Builder) Cancel(team berm.Team, templateID berm.TemplateID, id berm.BuildID) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s, err := b.find(templateID, id)
+	s, err := b.find(team, templateID, id)
 	switch {
 	case err != nil:
 		return err
@@ -274,10 +277,10 @@ func (b *Builder) Cancel(templateID berm.TemplateID, id berm.BuildID) error {
 
 // Build returns a build with the lines of its log from an offset on, limit at most. It fails with
 // NotFound.
-func (b *Builder) Build(templateID berm.TemplateID, id berm.BuildID, offset, limit int) (template.Build, error) {
+func (b *Builder) Build(team berm.Team, templateID berm.TemplateID, id berm.BuildID, offset, limit int) (template.Build, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	s, err := b.find(templateID, id)
+	s, err := b.find(team, templateID, id)
 	if err != nil {
 		return template.Build{}, err
 	}
@@ -287,13 +290,13 @@ func (b *Builder) Build(templateID berm.TemplateID, id berm.BuildID, offset, lim
 	return copied, nil
 }
 
-// Builds returns the builds of a template that are known, newest first, without their logs.
-func (b *Builder) Builds(templateID berm.TemplateID) []template.Build {
+// Builds returns the builds of a team's template that are known, newest first, without their logs.
+func (b *Builder) Builds(team berm.Team, templateID berm.TemplateID) []template.Build {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	var found []template.Build
 	for _, s := range b.builds {
-		if s.TemplateID == templateID {
+		if s.TemplateID == templateID && s.Team == team {
 			copied := s.Build
 			copied.Log = nil
 			found = append(found, copied)
@@ -303,22 +306,29 @@ func (b *Builder) Builds(templateID berm.TemplateID) []template.Build {
 	return found
 }
 
-// RemoveTemplate removes a template with all its builds. Kinds: NotFound, Conflict (sandboxes use
-// it).
-func (b *Builder) RemoveTemplate(ctx context.Context, ref string, actor audit.Actor) error {
+// RemoveTemplate removes a team's template with all its builds. Kinds: NotFound, Denied (it is another
+// team's), Conflict (sandboxes use it).
+func (b *Builder) RemoveTemplate(ctx context.Context, team berm.Team, ref string, actor audit.Actor) error {
+	_, tag, tagged := strings.Cut(ref, ":")
 	id := berm.TemplateID(ref) // of one that was never ready
-	t, err := b.Store.Resolve(ctx, ref)
+	t, err := b.Store.Owned(team, ref)
 	switch {
 	case err == nil:
 		id = t.ID
-		if err := b.Store.Remove(ctx, ref); err != nil {
+		exact := string(id)
+		if tagged {
+			exact += ":" + tag
+		}
+		if err := b.Store.Remove(ctx, exact); berm.KindOf(err) == berm.Conflict && err != nil {
+			return berm.Errorf(berm.Conflict, "template '%s' is in use", ref).WithHint("%s", berm.HintOf(err)) // perhaps by sandboxes of other teams
+		} else if err != nil {
 			return err
 		}
 		b.Sessions.PruneBegun(ctx)
-	case berm.KindOf(err) != berm.NotFound || len(b.Builds(id)) == 0:
+	case berm.KindOf(err) != berm.NotFound || len(b.Builds(team, id)) == 0:
 		return err
 	}
-	if strings.Contains(ref, ":") {
+	if tagged {
 		return nil
 	}
 	if err := b.forget(id); err != nil {
@@ -328,7 +338,7 @@ func (b *Builder) RemoveTemplate(ctx context.Context, ref string, actor audit.Ac
 		b.Log.Error("layers that nobody needs are left", "error", err)
 	}
 	return b.Audit.Emit(audit.Record{
-		Type: audit.TemplateRemove, Src: "builder", Trust: audit.TrustHost, Outcome: audit.OK, Actor: actor, Data: map[string]any{"template": id, "name": ref},
+		Team: team, Type: audit.TemplateRemove, Src: "builder", Trust: audit.TrustHost, Outcome: audit.OK, Actor: actor, Data: map[string]any{"template": id, "name": ref},
 	})
 }
 
@@ -368,14 +378,14 @@ func (b *Builder) sweep() {
 }
 
 // forgetOld forgets builds of a template of which nothing is left in use, but the newest.
-func (b *Builder) forgetOld(of berm.TemplateID) {
-	tags, err := b.Store.Tags(string(of))
+func (b *Builder) forgetOld(team berm.Team, of berm.TemplateID) {
+	tags, err := b.Store.Tags(team, string(of))
 	if err != nil && berm.KindOf(err) != berm.NotFound {
 		b.Log.Error("old builds are kept", "template", of, "error", err)
 		return
 	}
 	kept := 0
-	for _, s := range b.Builds(of) {
+	for _, s := range b.Builds(team, of) {
 		if slices.ContainsFunc(tags, func(t template.Tag) bool { return t.BuildID == s.ID }) {
 			continue
 		}

@@ -117,7 +117,7 @@ func TestOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, host := range []string{"127.0.0.1:5000", "[::1]:5000", "169.254.169.254", "10.0.0.1", "localhost:5000", "[::ffff:127.0.0.1]:5000"} {
-		_, err := store.Image(t.Context(), host+"/image", template.ImportOptions{Transport: outside(table)}, nil)
+		_, err := store.Fetch(t.Context(), "", host+"/image", template.ImportOptions{Transport: outside(table)}, nil)
 		if err == nil || !strings.Contains(err.Error(), "a registry at a") {
 			t.Errorf("%s: %v", host, err)
 		}
@@ -134,7 +134,7 @@ func TestOutside(t *testing.T) {
 		t.Fatal(err)
 	}
 	var said []string
-	_, err = store.Image(t.Context(), "127.0.0.1:1/image", template.ImportOptions{Transport: outside(table), Registries: named}, func(s template.Step) { said = append(said, s.Message) })
+	_, err = store.Fetch(t.Context(), "", "127.0.0.1:1/image", template.ImportOptions{Transport: outside(table), Registries: named}, func(s template.Step) { said = append(said, s.Message) })
 	if err == nil || !strings.Contains(err.Error(), "a registry at a") || len(said) != 1 || !strings.Contains(said[0], "connection refused") {
 		t.Errorf("a mirror that the operator names: %v, %q", err, said)
 	}
@@ -183,11 +183,11 @@ func TestBuildsOfBefore(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.Close()
-	again, err := b.Build(made.TemplateID, made.ID, 0, 10)
+	again, err := b.Build("", made.TemplateID, made.ID, 0, 10)
 	if err != nil || again.State != template.Failed || again.Failure == nil || !strings.Contains(again.Failure.Message, "stopped") {
 		t.Errorf("%+v, %v", again, err)
 	}
-	if there, err := b.Uploaded(made.TemplateID, hash); there || err != nil {
+	if there, err := b.Uploaded("", made.TemplateID, hash); there || err != nil {
 		t.Errorf("%t, %v", there, err)
 	}
 	for range 2 * keepFailed {
@@ -195,12 +195,12 @@ func TestBuildsOfBefore(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := b.Cancel(n.TemplateID, n.ID); err != nil {
+		if err := b.Cancel("", n.TemplateID, n.ID); err != nil {
 			t.Fatal(err)
 		}
 	}
-	b.forgetOld(made.TemplateID)
-	if left := b.Builds(made.TemplateID); len(left) != keepFailed {
+	b.forgetOld("", made.TemplateID)
+	if left := b.Builds("", made.TemplateID); len(left) != keepFailed {
 		t.Errorf("%d builds are kept", len(left))
 	}
 	stored, err := store.Builds()

@@ -214,22 +214,41 @@ func (b *Builder) openUpload(of berm.TemplateID, hash string) (*os.File, error) 
 	return f, err
 }
 
-// Uploaded says whether a client's files are there. Kinds: NotFound (the template), Invalid.
-func (b *Builder) Uploaded(of berm.TemplateID, hash string) (bool, error) {
-	if !filesHash.MatchString(hash) {
-		return false, invalid("%q is no SHA-256 in hexadecimal digits", hash)
+// Uploaded says whether files of a team's client are there. Kinds: NotFound (the template), Invalid.
+func (b *Builder) Uploaded(team berm.Team, of berm.TemplateID, hash string) (bool, error) {
+	if err := b.takes(of, hash); err != nil {
+		return false, err
 	}
-	if len(b.Builds(of)) == 0 {
-		return false, berm.Errorf(berm.NotFound, "template '%s' is not being built", of)
+	if len(b.Builds(team, of)) == 0 {
+		return false, noBuildOf(of)
 	}
 	_, err := os.Stat(b.uploadPath(of, hash))
 	return err == nil, nil
 }
 
-// Upload stores a client's files, whole or not at all. Kinds: NotFound (the template), Invalid
-// (the hash, or too many bytes), Exhausted (no room).
+// takes says whether files may be uploaded.
+func (b *Builder) takes(of berm.TemplateID, hash string) error {
+	if !filesHash.MatchString(hash) {
+		return invalid("%q is no SHA-256 in hexadecimal digits", hash)
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.builds {
+		if s.TemplateID == of {
+			return nil
+		}
+	}
+	return noBuildOf(of)
+}
+
+func noBuildOf(of berm.TemplateID) error {
+	return berm.Errorf(berm.NotFound, "template '%s' is not being built", of)
+}
+
+// Upload stores a client's files, whole or not at all. Whose it is decides who gets the link to
+// upload them. Kinds: NotFound (the template), Invalid (the hash, or too many bytes), Exhausted (no room).
 func (b *Builder) Upload(of berm.TemplateID, hash string, content io.Reader) error {
-	if _, err := b.Uploaded(of, hash); err != nil {
+	if err := b.takes(of, hash); err != nil {
 		return err
 	}
 	name := b.uploadPath(of, hash)

@@ -76,12 +76,12 @@ func (b *Builder) run(ctx context.Context, s *build, o Order, actor audit.Actor)
 		b.Log.Error("saving a build failed", "build", s.ID, "error", err)
 	}
 	if err := b.Audit.Emit(audit.Record{
-		Type: audit.TemplateBuild, Src: "builder", Trust: audit.TrustHost, Outcome: outcome, Reason: reason, Actor: actor,
+		Team: s.Team, Type: audit.TemplateBuild, Src: "builder", Trust: audit.TrustHost, Outcome: outcome, Reason: reason, Actor: actor,
 		Data: map[string]any{"template": s.TemplateID, "build": s.ID, "names": s.Names, "steps": r.steps, "ms": now.Sub(s.CreatedAt).Milliseconds()},
 	}); err != nil {
 		b.Log.Error("audit record lost", "type", audit.TemplateBuild, "build", s.ID, "error", err)
 	}
-	b.forgetOld(s.TemplateID)
+	b.forgetOld(s.Team, s.TemplateID)
 	b.sweep()
 	b.Sessions.PruneBegun(context.WithoutCancel(ctx)) // of a build that failed, or that this one replaced
 	if err := b.Store.Collect(context.WithoutCancel(ctx)); err != nil {
@@ -186,22 +186,29 @@ func (r *running) finish(ctx context.Context) (berm.Template, error) {
 func (r *running) template() berm.Template {
 	g := r.stage
 	return berm.Template{
-		ID: r.build.TemplateID, BuildID: r.build.ID, Names: r.build.Names,
+		ID: r.build.TemplateID, BuildID: r.build.ID, Team: r.build.Team, Names: r.build.Names,
 		Layers: g.Layers, Limits: r.build.Limits, User: g.User, Workdir: g.Workdir, Env: g.Env, Setuid: g.Setuid, Size: g.Size,
 		Start: r.order.Start, Ready: r.order.Ready,
 	}
 }
 
-// cached finds what an earlier build came to with the same steps.
+// cached finds what an earlier build of the team came to with the same steps. Another team's is not
+// taken: who has a build can change what its steps come to, from within the sandboxes in which they run and by files that are not
+// what their hash says.
 func (r *running) cached(key string) (template.Stage, bool) {
 	if r.fresh {
 		return template.Stage{}, false
 	}
+	return r.earlier(func(g template.Stage) bool { return g.Key == key })
+}
+
+// earlier finds a stage of the team's builds, of which all layers are there.
+func (r *running) earlier(is func(template.Stage) bool) (template.Stage, bool) {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
 	for _, s := range r.b.builds {
 		for _, g := range s.Stages {
-			if g.Key == key && r.b.Store.Holds(g.Layers) {
+			if s.Team == r.build.Team && is(g) && r.b.Store.Holds(g.Layers) {
 				return g, true
 			}
 		}
@@ -234,7 +241,7 @@ func (r *running) take(ctx context.Context, key, title string, do func(template.
 	release() // a step may take an hour, in which others may remove templates
 	r.say("info", title)
 	begin := r.stage
-	begin.Key, begin.Layers, begin.Env = key, slices.Clone(begin.Layers), maps.Clone(begin.Env)
+	begin.Image, begin.Key, begin.Layers, begin.Env = "", key, slices.Clone(begin.Layers), maps.Clone(begin.Env)
 	return do(begin)
 }
 
@@ -250,7 +257,7 @@ func (r *running) base(ctx context.Context, from *From, steps bool) error {
 		return r.reach(r.made[from.Stage])
 	}
 	if from.Template != "" {
-		t, err := r.b.Store.Resolve(ctx, from.Template)
+		t, err := r.b.Store.Resolve(ctx, r.build.Team, from.Template)
 		if err != nil {
 			return &stepError{err}
 		}
@@ -263,13 +270,49 @@ func (r *running) base(ctx context.Context, from *From, steps bool) error {
 		}
 		return r.from(ctx, "FROM "+from.Image, t, false)
 	}
-	r.say("info", "Looking for image "+from.Image)
-	opts := template.ImportOptions{Setuid: true, Pull: from.Login != nil, Login: from.Login, Registries: r.b.Registries, Transport: r.b.outside}
-	t, err := r.b.Store.Image(ctx, from.Image, opts, r.progress())
-	if err != nil {
-		return &stepError{err}
+	if from.Login == nil {
+		t, ok, err := r.b.Store.Image(ctx, r.build.Team, from.Image)
+		if err != nil {
+			return &stepError{err}
+		}
+		if ok {
+			return r.from(ctx, "FROM "+from.Image, t, steps)
+		}
 	}
-	return r.from(ctx, "FROM "+from.Image, t, steps)
+	return r.fetch(ctx, from, steps)
+}
+
+// fetch begins with an image of a registry. One that was fetched for an earlier build of the team is
+// not asked for again, unless a log-in came with the order.
+func (r *running) fetch(ctx context.Context, from *From, provided bool) error {
+	release, err := r.b.Store.Hold(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { release() }()
+	g, ok := template.Stage{}, false
+	if from.Login == nil {
+		g, ok = r.earlier(func(g template.Stage) bool { return g.Image == from.Image })
+	}
+	if !ok {
+		r.say("info", "Looking for image "+from.Image)
+		opts := template.ImportOptions{Setuid: true, Login: from.Login, Registries: r.b.Registries, Transport: r.b.outside}
+		if opts.Login == nil && r.build.Team != "" {
+			opts.Login = template.Anonymous // Docker's configuration is that of who runs the server
+		}
+		t, err := r.b.Store.Fetch(ctx, r.build.Team, from.Image, opts, r.progress())
+		if err != nil {
+			return &stepError{err}
+		}
+		g = stageOf(t)
+		g.Image = from.Image
+	}
+	if err := r.reach(g); err != nil {
+		return err
+	}
+	release()
+	release = func() {} // what follows may take an hour
+	return r.begun(ctx, "FROM "+from.Image, provided)
 }
 
 // progress tells of an import in the build's log, without the counts of bytes.
@@ -281,8 +324,7 @@ func (r *running) progress() template.Progress {
 	}
 }
 
-// from begins with a template. provided gives an image what E2B's templates have: a user `user` with
-// a home, who may use sudo where that is installed.
+// from begins with a template.
 func (r *running) from(ctx context.Context, title string, t berm.Template, provided bool) error {
 	t, err := r.b.Store.Whole(ctx, t, r.progress())
 	if err != nil {
@@ -292,13 +334,22 @@ func (r *running) from(ctx context.Context, title string, t berm.Template, provi
 	if err != nil {
 		return err
 	}
-	r.stage = template.Stage{Key: key(t.Layers, t.User, t.Workdir, t.Env), Layers: t.Layers, Size: t.Size, User: t.User, Workdir: t.Workdir, Env: t.Env, Setuid: t.Setuid}
-	err = r.reach(r.stage)
+	err = r.reach(stageOf(t))
 	release()
 	if err != nil {
 		return err
 	}
-	r.say("info", fmt.Sprintf("[base] %s: %d layers, %d MiB", title, len(t.Layers), t.Size>>20))
+	return r.begun(ctx, title, provided)
+}
+
+func stageOf(t berm.Template) template.Stage {
+	return template.Stage{Key: key(t.Layers, t.User, t.Workdir, t.Env), Layers: t.Layers, Size: t.Size, User: t.User, Workdir: t.Workdir, Env: t.Env, Setuid: t.Setuid}
+}
+
+// begun goes on from what steps begin with. provided gives an image what E2B's templates have: a user `user` with
+// a home, who may use sudo where that is installed.
+func (r *running) begun(ctx context.Context, title string, provided bool) error {
+	r.say("info", fmt.Sprintf("[base] %s: %d layers, %d MiB", title, len(r.stage.Layers), r.stage.Size>>20))
 	if !provided {
 		return nil
 	}

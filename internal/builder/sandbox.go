@@ -37,7 +37,7 @@ type sandbox struct {
 // newSandbox makes a sandbox of what a build came to until now.
 func (b *Builder) newSandbox(ctx context.Context, build *build, from *template.Stage, actor audit.Actor) (*sandbox, error) {
 	of := berm.Template{
-		ID: build.TemplateID, BuildID: build.ID, Layers: from.Layers, Limits: build.Limits,
+		ID: build.TemplateID, BuildID: build.ID, Team: build.Team, Layers: from.Layers, Limits: build.Limits,
 		User: from.User, Workdir: from.Workdir, Env: from.Env, Setuid: from.Setuid,
 	}
 	limits := berm.Limits{Disk: max(build.Limits.Disk, buildDisk)}
@@ -47,7 +47,7 @@ func (b *Builder) newSandbox(ctx context.Context, build *build, from *template.S
 	info, err := b.Sessions.Create(ctx, control.CreateRequest{
 		Template: string(build.TemplateID), Of: &of, Level: berm.Namespace, Timeout: stepTime + time.Minute, Secure: true,
 		Limits:   limits,
-		Metadata: map[string]string{"berm.build": string(build.ID)}, Actor: actor,
+		Metadata: map[string]string{"berm.build": string(build.ID)}, Actor: actor, Team: build.Team,
 	})
 	if err != nil {
 		return nil, err

@@ -48,8 +48,8 @@ type templates struct {
 	dir string
 }
 
-func (t templates) Resolve(ctx context.Context, ref string) (berm.Template, error) {
-	found, err := t.Templates.Resolve(ctx, ref)
+func (t templates) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	found, err := t.Templates.Resolve(ctx, team, ref)
 	found.Workdir = t.dir
 	return found, err
 }

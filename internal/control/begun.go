@@ -60,7 +60,7 @@ func (m *Manager) Begin(ctx context.Context, t berm.Template, actor audit.Actor)
 func (m *Manager) begin(ctx context.Context, t berm.Template, level berm.Level, actor audit.Actor) error {
 	info, err := m.create(ctx, CreateRequest{
 		Template: string(t.ID), Of: &t, Level: level, Timeout: min(beginTime, m.MaxTimeout), Secure: true,
-		Metadata: map[string]string{"berm.build": string(t.BuildID)}, Actor: actor,
+		Metadata: map[string]string{"berm.build": string(t.BuildID)}, Actor: actor, Team: t.Team,
 	})
 	if err != nil {
 		return err

@@ -22,8 +22,9 @@ import (
 
 // Templates finds the templates that sandboxes are made from.
 type Templates interface {
-	// Resolve finds a template by id, name or name:tag. NotFound names the reference.
-	Resolve(ctx context.Context, ref string) (berm.Template, error)
+	// Resolve finds a template by what a team calls it: an id, a name or name:tag. NotFound names the
+	// reference, also where the template is not for the team.
+	Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error)
 	List(ctx context.Context) ([]berm.Template, error)
 }
 

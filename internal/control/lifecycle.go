@@ -107,7 +107,7 @@ func (m *Manager) origin(ctx context.Context, r *CreateRequest) (o origin, err e
 	}
 	snap, ok := m.snapshot(r.Team, r.Template)
 	if !ok {
-		o.template, err = m.Templates.Resolve(ctx, r.Template)
+		o.template, err = m.Templates.Resolve(ctx, r.Team, r.Template)
 		if err == nil {
 			o.saved, o.begun = m.begun(r, &o.template)
 			o.memory = o.begun

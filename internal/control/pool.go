@@ -292,7 +292,7 @@ var errFull = berm.Errorf(berm.Exhausted, "full")
 func (m *Manager) fillOne(p *pool) error {
 	ctx, cancel := context.WithTimeout(m.ctx, createTime)
 	defer cancel()
-	t, err := m.Templates.Resolve(ctx, p.Template)
+	t, err := m.Templates.Resolve(ctx, "", p.Template)
 	if err != nil {
 		m.withdraw(func(of *pool, _ *member) bool { return of == p })
 		return err

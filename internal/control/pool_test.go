@@ -204,8 +204,8 @@ type changing struct {
 	fail  error
 }
 
-func (c *changing) Resolve(ctx context.Context, ref string) (berm.Template, error) {
-	t, err := c.Templates.Resolve(ctx, ref)
+func (c *changing) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	t, err := c.Templates.Resolve(ctx, team, ref)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.fail != nil {

@@ -251,7 +251,7 @@ type Filter struct {
 	Team         *berm.Team
 	States       []berm.State
 	Metadata     map[string]string // every pair must be there
-	Template     string            // id or a name
+	Template     string            // id, or a name as the team says it
 	StartedAfter time.Time         // inclusive
 	Ascending    bool
 }
@@ -302,7 +302,7 @@ func (f *Filter) chooses(s *Sandbox) bool {
 			return false
 		}
 	}
-	if f.Template != "" && f.Template != string(s.TemplateID) && !slices.Contains(s.TemplateNames, f.Template) {
+	if f.Template != "" && f.Template != string(s.TemplateID) && !slices.ContainsFunc(s.TemplateNames, func(name string) bool { return s.Team.Trim(name) == f.Template }) {
 		return false
 	}
 	return !s.StartedAt.Before(f.StartedAfter)

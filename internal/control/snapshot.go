@@ -264,7 +264,7 @@ func (m *Manager) findSnapshots(ctx context.Context, sandboxes []store.Sandbox) 
 // snapshot finds a snapshot by what a client of a team calls it. An id wins over a name, which an earlier
 // version may have given though it was the id of another.
 func (m *Manager) snapshot(team berm.Team, ref string) (found Snapshot, ok bool) {
-	name, tag, _ := splitRef(ref)
+	name, tag, _ := splitRef(team.Trim(ref))
 	m.shelf.mu.Lock()
 	defer m.shelf.mu.Unlock()
 	for _, s := range m.shelf.snapshots {
@@ -337,7 +337,7 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 		if m.isID(snap.Name) {
 			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the id of another snapshot", snap.Name)
 		}
-		if _, err := m.Templates.Resolve(ctx, snap.Name); err == nil {
+		if _, err := m.Templates.Resolve(ctx, s.info.Team, snap.Name); err == nil {
 			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the name of a template", snap.Name)
 		}
 	}

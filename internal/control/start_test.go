@@ -28,8 +28,8 @@ type templates struct {
 	start, ready string
 }
 
-func (s templates) Resolve(ctx context.Context, ref string) (berm.Template, error) {
-	t, err := s.Templates.Resolve(ctx, ref)
+func (s templates) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	t, err := s.Templates.Resolve(ctx, team, ref)
 	t.Start, t.Ready = s.start, s.ready
 	return t, err
 }
@@ -379,7 +379,7 @@ func TestStartCommandBeginsOnce(t *testing.T) {
 	if left := kept(t, w.SnapshotDir); len(left) != 0 {
 		t.Errorf("%v are left", left)
 	}
-	next, err := w.Templates.Resolve(ctx, "base")
+	next, err := w.Templates.Resolve(ctx, "", "base")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -543,8 +543,8 @@ type rebuilt struct {
 	build berm.BuildID
 }
 
-func (r *rebuilt) Resolve(ctx context.Context, ref string) (berm.Template, error) {
-	t, err := r.templates.Resolve(ctx, ref)
+func (r *rebuilt) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	t, err := r.templates.Resolve(ctx, team, ref)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	t.BuildID = r.build

@@ -30,7 +30,8 @@ const (
 // Stage is what a template is like after one step of its build. The next build that does the
 // same takes it as it is.
 type Stage struct {
-	Key     string            `json:"key"` // hash over what the step did and all steps before it
+	Key     string            `json:"key"`             // hash over what the step did and all steps before it
+	Image   string            `json:"image,omitempty"` // whose name an order had, if it is an image that was fetched
 	Layers  []berm.Layer      `json:"layers"`
 	Size    int64             `json:"size"` // bytes on disk
 	User    string            `json:"user"`
@@ -59,6 +60,7 @@ type Failure struct {
 type Build struct {
 	ID         berm.BuildID    `json:"id"`
 	TemplateID berm.TemplateID `json:"templateID"`
+	Team       berm.Team       `json:"team,omitempty"`
 	Names      []string        `json:"names"` // that the template gets when it is ready
 	Limits     berm.Limits     `json:"limits"`
 	State      State           `json:"state"`
@@ -152,11 +154,11 @@ func (s *Store) AddLayer(ctx context.Context, below []berm.Layer, archive io.Rea
 // Publish makes a template of what a build came to, under the names of the build. The template
 // keeps the id of the build's.
 func (s *Store) Publish(ctx context.Context, b Build, t berm.Template) (berm.Template, error) {
-	t.ID, t.BuildID, t.Names = b.TemplateID, b.ID, b.Names
-	return s.put(ctx, record{Template: t, Source: "build:" + string(b.ID)})
+	t.ID, t.BuildID, t.Team, t.Names = b.TemplateID, b.ID, b.Team, b.Names
+	return s.put(ctx, record{Template: t, Source: orderedPrefix + string(b.ID)})
 }
 
-// IDOf is the id that a build under this name has: that of the template with the name, whatever
+// IDOf is the id that a build under this full name has: that of the template with the name, whatever
 // its tag, or a new one.
 func (s *Store) IDOf(name string) (berm.TemplateID, error) {
 	records, err := s.records()
@@ -179,13 +181,13 @@ type Tag struct {
 	CreatedAt time.Time
 }
 
-// Tags returns the tags of a template, newest build first. It fails with NotFound.
-func (s *Store) Tags(ref string) ([]Tag, error) {
-	found, err := s.find(ref)
+// Tags returns the tags of a template that a team means, newest build first. It fails with NotFound.
+func (s *Store) Tags(team berm.Team, ref string) ([]Tag, error) {
+	records, err := s.recordsFor(team)
 	if err != nil {
 		return nil, err
 	}
-	records, err := s.records()
+	found, err := resolve(records, team, ref)
 	if err != nil {
 		return nil, err
 	}
@@ -217,15 +219,55 @@ func WithTag(name, tag string) (string, error) {
 	return name, CheckName(name)
 }
 
+// inTeam is WithTag for a name with its team.
+func inTeam(team berm.Team, full, tag string) (string, error) {
+	name, found := strings.CutPrefix(full, FullName(team, ""))
+	tagged, err := WithTag(name, tag)
+	if found {
+		tagged = FullName(team, tagged)
+	}
+	return tagged, err
+}
+
+// owned finds a build that a team means to change.
+func owned(records []record, team berm.Team, ref string) (record, error) {
+	r, err := resolve(records, team, ref)
+	if err == nil {
+		err = ownedBy(team, r, ref)
+	}
+	return r, err
+}
+
+func ownedBy(team berm.Team, r record, ref string) error {
+	if r.Team != team {
+		return berm.Errorf(berm.Denied, "template '%s' is of team %s, and not of yours, %s", ref, r.Team, team)
+	}
+	return nil
+}
+
+// Owned finds a template that a team means to change. Kinds: NotFound, Denied (it is of another team).
+func (s *Store) Owned(team berm.Team, ref string) (berm.Template, error) {
+	records, err := s.recordsFor(team)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	r, err := owned(records, team, ref)
+	return s.own(r.Template), err
+}
+
 // AddTags gives further tags to the build that ref means, and takes them from the others of the
-// template. Kinds: NotFound, Invalid (a tag).
-func (s *Store) AddTags(ctx context.Context, ref string, tags []string) (berm.Template, error) {
+// template. Kinds: NotFound, Denied (it is of another team), Invalid (a tag).
+func (s *Store) AddTags(ctx context.Context, team berm.Team, ref string, tags []string) (berm.Template, error) {
 	unlock, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
 	if err != nil {
 		return berm.Template{}, err
 	}
 	defer unlock()
-	r, err := s.find(ref)
+	records, err := s.recordsFor(team)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	r, err := owned(records, team, ref)
 	if err != nil {
 		return berm.Template{}, err
 	}
@@ -233,7 +275,7 @@ func (s *Store) AddTags(ctx context.Context, ref string, tags []string) (berm.Te
 	r.Names = slices.Clone(r.Names)
 	var added []string
 	for _, tag := range tags {
-		name, err := WithTag(alias, tag)
+		name, err := inTeam(team, alias, tag)
 		if err != nil {
 			return berm.Template{}, err
 		}
@@ -245,56 +287,67 @@ func (s *Store) AddTags(ctx context.Context, ref string, tags []string) (berm.Te
 	if err := s.write(r); err != nil {
 		return berm.Template{}, err
 	}
-	records, err := s.records()
-	if err != nil {
-		return berm.Template{}, err
-	}
 	return s.own(r.Template), s.takeNames(records, added, r.file)
 }
 
 // RemoveTags takes tags from a template; a build that has none left goes. The tag "default"
-// stays. Kinds: NotFound, Invalid.
-func (s *Store) RemoveTags(ctx context.Context, ref string, tags []string) error {
+// stays. Kinds: NotFound, Denied (it is of another team), Invalid.
+func (s *Store) RemoveTags(ctx context.Context, team berm.Team, ref string, tags []string) error {
 	unlock, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
 	if err != nil {
 		return err
 	}
 	defer unlock()
 	alias, _, _ := strings.Cut(ref, ":")
-	records, err := s.records()
+	records, err := s.recordsFor(team)
 	if err != nil {
+		return err
+	}
+	of, full := meaning(records, team, alias)
+	if len(of) == 0 {
+		return notFound(alias)
+	}
+	if err := ownedBy(team, of[0], alias); err != nil {
 		return err
 	}
 	var names []string
 	for _, tag := range tags {
-		name, err := WithTag(alias, tag)
+		name, err := inTeam(team, full, tag)
 		switch {
 		case err != nil:
 			return err
 		case tag == DefaultTag:
 			return berm.Errorf(berm.Invalid, "the tag %q cannot be removed", tag)
-		case !slices.ContainsFunc(records, func(r record) bool { return len(r.meant(name)) > 0 }):
+		}
+		before := len(names)
+		for _, r := range of {
+			names = append(names, r.meant(name)...)
+		}
+		if len(names) == before {
 			return berm.Errorf(berm.NotFound, "template '%s' has no tag %q", alias, tag)
 		}
-		names = append(names, name)
 	}
-	return s.takeNames(records, names, "")
+	return s.takeNames(of, names, "")
 }
 
-// SetPublic says whether a template, with all its builds, is public. It fails with NotFound.
-func (s *Store) SetPublic(ctx context.Context, ref string, public bool) (berm.Template, error) {
+// SetPublic says whether a template, with all its builds, is public. Kinds: NotFound, Denied (it is of
+// another team), Invalid (it was made on the server's host, and always is).
+func (s *Store) SetPublic(ctx context.Context, team berm.Team, ref string, public bool) (berm.Template, error) {
 	unlock, err := s.lock(ctx, "names.lock", unix.LOCK_EX)
 	if err != nil {
 		return berm.Template{}, err
 	}
 	defer unlock()
-	found, err := s.find(ref)
+	records, err := s.recordsFor(team)
 	if err != nil {
 		return berm.Template{}, err
 	}
-	records, err := s.records()
+	found, err := owned(records, team, ref)
 	if err != nil {
 		return berm.Template{}, err
+	}
+	if !public && !found.ordered() {
+		return berm.Template{}, berm.Errorf(berm.Invalid, "template '%s' was made on the server's host, and is for every team", ref)
 	}
 	for _, r := range records {
 		if r.ID != found.ID || r.Public == public {

@@ -45,7 +45,7 @@ func TestCrash(t *testing.T) {
 			if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
 				t.Fatalf("it did not die there: %v\n%s", err, out)
 			}
-			if _, err := s.Resolve(t.Context(), "new"); err == nil || berm.KindOf(err) != berm.NotFound {
+			if _, err := s.Resolve(t.Context(), "", "new"); err == nil || berm.KindOf(err) != berm.NotFound {
 				t.Errorf("the new template: %v", err)
 			}
 			if err := s.Collect(t.Context()); err != nil {

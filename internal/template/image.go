@@ -46,8 +46,9 @@ type blob struct {
 	diffID string
 	size   int64 // as it comes
 	open   func() (io.ReadCloser, error)
-	digest string // of the blob; "" where nobody says
-	table  string // digest of its table of contents; "" when it has none
+	digest string          // of the blob; "" where nobody says
+	table  string          // digest of its table of contents; "" when it has none
+	known  map[string]bool // see ImportOptions
 }
 
 // isPath tells a file from the name of an image: a name never begins so.

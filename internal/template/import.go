@@ -4,8 +4,10 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"path/filepath"
 	"strings"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
@@ -30,6 +32,9 @@ type ImportOptions struct {
 	Registries *Registries
 	// Transport reaches all others; nil is the host's own way.
 	Transport http.RoundTripper
+
+	unnamed bool            // it becomes no template
+	known   map[string]bool // the layers of the store that need not come again, by name; nil are all
 }
 
 // Import makes a template from an image: a path to an OCI image layout or to a
@@ -73,6 +78,11 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 		return berm.Template{}, err
 	}
 	defer unlock()
+	return s.bring(ctx, source, platform, opts, p)
+}
+
+// bring makes a template of an image that canonical found a name for. The caller holds the store.
+func (s *Store) bring(ctx context.Context, source string, platform v1.Platform, opts ImportOptions, p Progress) (berm.Template, error) {
 	img, err := openImage(ctx, source, platform, opts, p)
 	if err != nil {
 		return berm.Template{}, err
@@ -84,7 +94,9 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 	if opts.Name != "" {
 		made.Names = []string{opts.Name}
 	}
-	if err := CheckName(made.Names[0]); err != nil {
+	if opts.unnamed {
+		made.Names = nil
+	} else if err := CheckName(made.Names[0]); err != nil {
 		return berm.Template{}, err
 	}
 	from, tables := len(img.layers), [][]arrival.Entry(nil)
@@ -121,6 +133,7 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 			}
 		}
 		layer := img.layers[i]
+		layer.known = opts.known
 		info, chain, err := s.importLayer(ctx, chains, layer, &budget, func(done int64) {
 			if p != nil {
 				p(Step{Message: layer.String(), Done: done, Total: layer.size})
@@ -141,20 +154,81 @@ func (s *Store) Import(ctx context.Context, ref string, opts ImportOptions, p Pr
 	for _, name := range made.Skipped {
 		p.say("left out %q: a device or FIFO", name)
 	}
+	if opts.unnamed {
+		return made.Template, nil
+	}
 	return s.put(ctx, made)
 }
 
-// Image finds the template that is called what an image is, or imports the image as Import does.
-// So a machine without a registry has the images that it was given under their names.
-func (s *Store) Image(ctx context.Context, ref string, opts ImportOptions, p Progress) (berm.Template, error) {
-	if isPath(ref) {
-		return berm.Template{}, berm.Errorf(berm.Invalid, "%q is no name of an image", ref)
-	}
+// Image finds what a team begins a build from an image with, if that is here: the template that the team
+// calls what the image is, or what the image was imported as. So a machine without a registry has the
+// images that it was given under their names.
+func (s *Store) Image(ctx context.Context, team berm.Team, ref string) (t berm.Template, ok bool, err error) {
 	name := strings.TrimPrefix(strings.TrimPrefix(ref, "docker.io/"), "library/")
-	if t, err := s.Resolve(ctx, name); err == nil && !opts.Pull {
-		return t, nil
+	if !strings.Contains(name, "/") { // else it would be the name of a team
+		if t, err := s.Resolve(ctx, team, name); berm.KindOf(err) != berm.NotFound || err == nil {
+			return t, err == nil, err
+		}
 	}
-	return s.Import(ctx, ref, opts, p)
+	source, platform, err := imageName(ref)
+	if err != nil {
+		return t, false, err
+	}
+	return s.imported(source, platform.String(), ImportOptions{Setuid: true})
+}
+
+// Fetch fetches an image as Import does, and makes no template of it: the caller, who holds the store,
+// takes note of its layers. Layers of other teams come again, so that nobody has them who knows
+// no more than their hashes. Kinds as of Import.
+func (s *Store) Fetch(ctx context.Context, team berm.Team, ref string, opts ImportOptions, p Progress) (berm.Template, error) {
+	source, platform, err := imageName(ref)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	opts.unnamed = true
+	if opts.known, err = s.layersFor(team); err != nil {
+		return berm.Template{}, err
+	}
+	return s.bring(ctx, source, platform, opts, p)
+}
+
+// imageName reads the name of an image in a registry, for this machine.
+func imageName(ref string) (source string, platform v1.Platform, err error) {
+	if isPath(ref) {
+		return "", platform, berm.Errorf(berm.Invalid, "%q is no name of an image", ref)
+	}
+	if source, err = canonical(ref); err == nil {
+		platform, err = parsePlatform("")
+	}
+	return source, platform, err
+}
+
+// layersFor are the names of the layers of templates and builds that a team may know of.
+func (s *Store) layersFor(team berm.Team) (map[string]bool, error) {
+	records, err := s.recordsFor(team)
+	if err != nil {
+		return nil, err
+	}
+	builds, err := s.Builds()
+	if err != nil {
+		return nil, err
+	}
+	known := map[string]bool{}
+	for _, r := range records {
+		for _, l := range r.Layers {
+			known[filepath.Base(l.Path)] = true
+		}
+	}
+	for _, b := range builds {
+		for _, stage := range b.Stages {
+			for _, l := range stage.Layers {
+				if b.Team == team {
+					known[filepath.Base(l.Path)] = true
+				}
+			}
+		}
+	}
+	return known, nil
 }
 
 // imported finds an earlier import of the same image by name.
@@ -181,8 +255,10 @@ func (s *Store) importLayer(ctx context.Context, below []string, layer blob, b *
 		parent = below[len(below)-1]
 	}
 	chain := chainID(parent, layer.diffID)
-	if info, ok, err := s.haveLayer(chain); ok || err != nil {
-		return info, chain, err
+	if layer.known == nil || layer.known[filepath.Base(s.layerPath(chain))] {
+		if info, ok, err := s.haveLayer(chain); ok || err != nil {
+			return info, chain, err
+		}
 	}
 	r, err := layer.open()
 	if err != nil {

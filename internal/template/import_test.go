@@ -76,7 +76,7 @@ func checkImported(t *testing.T, s *Store, made berm.Template, content string) {
 	if err != nil || !cmp.Equal(r.Skipped, []string{"pipe"}) || !cmp.Equal(r.Config, Config{Cmd: []string{"run"}, Ports: []string{"80/tcp"}}) {
 		t.Errorf("record %+v, %v", r, err)
 	}
-	if again, err := s.Resolve(t.Context(), made.Alias()); err != nil || !cmp.Equal(again, made) {
+	if again, err := s.Resolve(t.Context(), "", made.Alias()); err != nil || !cmp.Equal(again, made) {
 		t.Errorf("resolved %+v, %v", again, err)
 	}
 }
@@ -128,7 +128,7 @@ func TestImportFromRegistry(t *testing.T) {
 		t.Errorf("pulled: %+v, %v, after %d requests", pulled, err, requests.Load()-before)
 	}
 	starts, err := s.Import(t.Context(), tag.Name(), ImportOptions{Start: "serve", Ready: "ask"}, nil)
-	if found, _ := s.Resolve(t.Context(), "app:v1"); err != nil || starts.ID != made.ID || found.Start != "serve" || found.Ready != "ask" {
+	if found, _ := s.Resolve(t.Context(), "", "app:v1"); err != nil || starts.ID != made.ID || found.Start != "serve" || found.Ready != "ask" {
 		t.Errorf("with commands: %+v, %v", found, err)
 	}
 	foreign, err := s.Import(t.Context(), tag.Name(), ImportOptions{Platform: "linux/" + other, Name: "foreign"}, nil)

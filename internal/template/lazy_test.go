@@ -151,7 +151,7 @@ func arrived(t testing.TB, s *Store, name string) berm.Template {
 	var found berm.Template
 	eventually(t, name+" to be whole", func() bool {
 		var err error
-		if found, err = s.Resolve(t.Context(), name); err != nil {
+		if found, err = s.Resolve(t.Context(), "", name); err != nil {
 			t.Fatal(err)
 		}
 		if found.Arriving != nil && found.Arriving.Failed != "" {
@@ -362,7 +362,7 @@ func TestLazyReadsWhatIsAskedFor(t *testing.T) {
 	if got, err := os.ReadFile(filepath.Join(made.Layers[0].Path, "small")); err != nil || string(got) != "s" {
 		t.Errorf("got %q, %v", got, err)
 	}
-	if now, err := s.Resolve(t.Context(), "app"); err != nil || now.Arriving == nil || now.Arriving.Bytes == 0 || now.Arriving.Bytes >= now.Arriving.Total {
+	if now, err := s.Resolve(t.Context(), "", "app"); err != nil || now.Arriving == nil || now.Arriving.Bytes == 0 || now.Arriving.Bytes >= now.Arriving.Total {
 		t.Errorf("%+v, %v", now.Arriving, err)
 	}
 	close(free)
@@ -401,7 +401,7 @@ func TestLazyWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the reason", func() bool {
-		now, err := s.Resolve(t.Context(), "app:v1")
+		now, err := s.Resolve(t.Context(), "", "app:v1")
 		return err == nil && now.Arriving != nil && strings.Contains(now.Arriving.Waits, "502")
 	})
 	killed := leased(t, s, made)
@@ -456,7 +456,7 @@ func TestLazyFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the failure", func() bool {
-		now, err := s.Resolve(t.Context(), "app:v1")
+		now, err := s.Resolve(t.Context(), "", "app:v1")
 		return err == nil && now.Arriving != nil && now.Arriving.Failed != ""
 	})
 	if err := s.Serve(t.Context(), made.Layers); berm.KindOf(err) != berm.Invalid || berm.HintOf(err) == "" {

@@ -27,6 +27,9 @@ func Basic(user, password string) Login {
 	return func(context.Context, http.RoundTripper) (string, string, error) { return user, password, nil }
 }
 
+// Anonymous shows a registry nothing.
+var Anonymous = Basic("", "")
+
 // Google is the key of a service account, in JSON, which Google's registries take as a password
 // (cloud.google.com/artifact-registry/docs/docker/authentication, "JSON key"). It fails with
 // Invalid.

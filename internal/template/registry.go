@@ -189,7 +189,9 @@ func (r *Registries) find(ctx context.Context, ref string, platform v1.Platform,
 		if err != nil {
 			return nil, err
 		}
-		as = remote.WithAuth(&authn.Basic{Username: user, Password: password})
+		if as = remote.WithAuth(authn.Anonymous); user != "" || password != "" {
+			as = remote.WithAuth(&authn.Basic{Username: user, Password: password})
+		}
 	}
 	return r.fromRegistry(ctx, parsed, platform, as, way)
 }

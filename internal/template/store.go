@@ -113,7 +113,8 @@ func (s *Store) Shifted() bool { return s.ids.shifted() }
 func (s *Store) Dir() string { return s.dir }
 
 // record is the file of one build of a template. What names a template has, its builds share:
-// a name without a tag, or with one, belongs to one build at a time.
+// a name without a tag, or with one, belongs to one build at a time. The name of a team's template
+// begins with the team, but for the server's own.
 type record struct {
 	berm.Template
 	file     string   // base name
@@ -124,6 +125,13 @@ type record struct {
 	Skipped  []string `json:"skipped,omitempty"`  // devices and FIFOs that the image holds
 	Config   Config   `json:"config"`
 }
+
+// ordered says whether a team ordered the build from a server. All else was made on the host by who
+// runs it, and is for every team.
+func (r *record) ordered() bool { return strings.HasPrefix(r.Source, orderedPrefix) }
+
+// orderedPrefix is what the source of a build that was ordered begins with; its id follows.
+const orderedPrefix = "build:"
 
 // Config is what an image says about how it wants to be run.
 type Config struct {
@@ -185,6 +193,7 @@ func (s *Store) read(file string) (record, error) {
 		return record{}, err
 	}
 	r.file = filepath.Base(file)
+	r.Public = r.Public || !r.ordered() // earlier versions did not write that
 	for i := range r.Layers {
 		r.Layers[i].Path = filepath.Join(s.dir, r.Layers[i].Path)
 	}
@@ -207,11 +216,22 @@ func readJSON(file string, value any) error {
 	return nil
 }
 
-// Resolve finds a template by id, name, id:tag or name:tag. "latest" and "default" are
-// the tags of a name that has none. It fails with NotFound.
-func (s *Store) Resolve(_ context.Context, ref string) (berm.Template, error) {
-	r, err := s.find(ref)
+// Resolve finds a template by what a team calls it: its id or [TEAM/]NAME, and a tag. "latest" and
+// "default" are the tags of a name that has none. A name without a team is one of the team's own, or
+// else one of the server's own team. It fails with NotFound, also where a template is not for the team.
+func (s *Store) Resolve(_ context.Context, team berm.Team, ref string) (berm.Template, error) {
+	records, err := s.recordsFor(team)
+	if err != nil {
+		return berm.Template{}, err
+	}
+	r, err := resolve(records, team, ref)
 	return s.own(r.Template), err
+}
+
+// recordsFor returns the builds that a team may know of.
+func (s *Store) recordsFor(team berm.Team) ([]record, error) {
+	records, err := s.records()
+	return slices.DeleteFunc(records, func(r record) bool { return !r.For(team) }), err
 }
 
 // own copies a template of the cache for a caller who may change it, with how far it is.
@@ -223,18 +243,25 @@ func (s *Store) own(t berm.Template) berm.Template {
 	return t
 }
 
+// find finds a build of whatever team.
 func (s *Store) find(ref string) (record, error) {
 	records, err := s.records()
 	if err != nil {
 		return record{}, err
 	}
-	for _, name := range spellings(ref) {
+	return resolve(records, "", ref)
+}
+
+// resolve finds the build that a team means.
+func resolve(records []record, team berm.Team, ref string) (record, error) {
+	of, full := meaning(records, team, ref)
+	for _, name := range spellings(full) {
 		// Who stopped between giving a name to a new build and taking it from the old one left
 		// it to both.
 		var found *record
-		for i, r := range records {
+		for i, r := range of {
 			if len(r.meant(name)) > 0 && (found == nil || r.CreatedAt.After(found.CreatedAt)) {
-				found = &records[i]
+				found = &of[i]
 			}
 		}
 		if found != nil {
@@ -242,11 +269,64 @@ func (s *Store) find(ref string) (record, error) {
 		}
 	}
 	// An id alone, of a template whose builds all have tags.
-	if i := slices.IndexFunc(records, func(r record) bool { return string(r.ID) == ref }); i >= 0 {
-		return records[i], nil
+	if len(of) > 0 && string(of[0].ID) == full {
+		return of[0], nil
 	}
-	return record{}, berm.Errorf(berm.NotFound, "template '%s' not found", ref).
+	return record{}, notFound(ref)
+}
+
+func notFound(ref string) error {
+	return berm.Errorf(berm.NotFound, "template '%s' not found", ref).
 		WithHint("`berm template ls` lists the templates; `berm template import` and `build` make some.")
+}
+
+// meaning returns the builds of the template that a team means, and what the store calls that. An id wins
+// over a name, which somebody may have given because it is the id of another's.
+func meaning(records []record, team berm.Team, ref string) (of []record, full string) {
+	alias, tag, tagged := strings.Cut(ref, ":")
+	id := berm.TemplateID(alias)
+	if !slices.ContainsFunc(records, func(r record) bool { return r.ID == id }) {
+		known := false
+		for _, name := range fullNames(team, alias) {
+			if id, known = idOf(records, name); known {
+				alias = name
+				break
+			}
+		}
+		if !known {
+			return nil, ref
+		}
+	}
+	for _, r := range records {
+		if r.ID == id {
+			of = append(of, r)
+		}
+	}
+	if tagged {
+		alias += ":" + tag
+	}
+	return of, alias
+}
+
+// fullNames are the names in the store that a team may mean by a name, best first.
+func fullNames(team berm.Team, name string) []string {
+	before, rest, ok := strings.Cut(name, "/")
+	if !ok {
+		return []string{FullName(team, name), name}
+	}
+	other, err := berm.ParseTeam(before)
+	if err != nil {
+		return nil
+	}
+	return []string{FullName(other, rest)}
+}
+
+// FullName is what the store calls a template of a team.
+func FullName(team berm.Team, name string) string {
+	if team == "" {
+		return name
+	}
+	return string(team) + "/" + name
 }
 
 // meant returns which of a build's names a reference means; the template's id may stand in the
@@ -276,7 +356,7 @@ func spellings(ref string) []string {
 // Ensure resolves a template, and builds it first if it is missing and there is a
 // recipe for it.
 func (s *Store) Ensure(ctx context.Context, ref string, p Progress) (berm.Template, error) {
-	t, err := s.Resolve(ctx, ref)
+	t, err := s.Resolve(ctx, "", ref)
 	if berm.KindOf(err) == berm.NotFound && slices.Contains(spellings(ref), Base) {
 		return s.Build(ctx, Base, false, p)
 	}
@@ -318,6 +398,7 @@ func (s *Store) put(ctx context.Context, r record) (berm.Template, error) {
 	if id, ok := idOf(records, r.Alias()); ok {
 		r.ID = id
 	}
+	r.Public = !r.ordered() || slices.ContainsFunc(records, func(other record) bool { return other.ID == r.ID && other.Public && other.ordered() })
 	r.ID = cmp.Or(r.ID, berm.NewTemplateID())
 	r.BuildID = cmp.Or(r.BuildID, berm.BuildID(berm.NewUUID()))
 	r.CreatedAt, r.file = time.Now().UTC(), string(r.BuildID)+".json"
@@ -374,8 +455,8 @@ func (s *Store) takeNames(records []record, names []string, keep string) error {
 	return nil
 }
 
-// Remove forgets a template with all its builds, or with a tag one name of it, and removes the
-// layers that no other one needs. It fails with NotFound, and with Conflict while a living
+// Remove forgets a template, of whatever team, with all its builds, or with a tag one name of it, and
+// removes the layers that no other one needs. It fails with NotFound, and with Conflict while a living
 // sandbox uses them.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	unlock, err := s.lock(ctx, "lock", unix.LOCK_EX)
@@ -397,21 +478,19 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	r, err := s.find(ref)
-	if id, ok := idOf(records, ref); ok && !strings.Contains(ref, ":") {
-		r, err = s.find(string(id)) // whatever its tags
-	}
-	if err != nil {
-		return err
-	}
+	of, full := meaning(records, "", ref)
 	var names []string
-	for _, other := range records {
-		if other.ID == r.ID && !strings.Contains(ref, ":") {
-			names = append(names, other.Names...)
+	for _, r := range of {
+		if !strings.Contains(ref, ":") {
+			names = append(names, r.Names...)
+			continue
+		}
+		for _, name := range spellings(full) {
+			names = append(names, r.meant(name)...)
 		}
 	}
-	for _, name := range spellings(ref) {
-		names = append(names, r.meant(name)...)
+	if len(names) == 0 {
+		return notFound(ref)
 	}
 	var going []record
 	stay := map[string]bool{} // layers

@@ -90,7 +90,7 @@ func TestResolve(t *testing.T) {
 		"python": made, string(made.ID): made, "python:latest": made, "python:default": made,
 		"python:3.12": tagged, "node": latest, "node:latest": latest,
 	} {
-		got, err := s.Resolve(t.Context(), ref)
+		got, err := s.Resolve(t.Context(), "", ref)
 		if err != nil {
 			t.Errorf("%s: %v", ref, err)
 		} else if diff := cmp.Diff(want, got); diff != "" {
@@ -98,7 +98,7 @@ func TestResolve(t *testing.T) {
 		}
 	}
 	for _, ref := range []string{"", "pytho", "python:3.11", "../python", "python:3.12:latest", strings.ToUpper("python")} {
-		_, err := s.Resolve(t.Context(), ref)
+		_, err := s.Resolve(t.Context(), "", ref)
 		if err == nil || berm.KindOf(err) != berm.NotFound || !strings.Contains(err.Error(), "'"+ref+"'") {
 			t.Errorf("%q: got %v, want it not found by its name", ref, err)
 		}
@@ -108,7 +108,7 @@ func TestResolve(t *testing.T) {
 		t.Errorf("list %v, %v", list, err)
 	}
 	list[0].Names[0] = "changed" // must not reach the cache
-	if _, err := s.Resolve(t.Context(), "node"); err != nil {
+	if _, err := s.Resolve(t.Context(), "", "node"); err != nil {
 		t.Error(err)
 	}
 }
@@ -120,7 +120,7 @@ func TestRebuildKeepsID(t *testing.T) {
 	if before.ID != after.ID || before.BuildID == after.BuildID {
 		t.Errorf("before %v %v, after %v %v", before.ID, before.BuildID, after.ID, after.BuildID)
 	}
-	if got, err := s.Resolve(t.Context(), "a"); err != nil || got.BuildID != after.BuildID {
+	if got, err := s.Resolve(t.Context(), "", "a"); err != nil || got.BuildID != after.BuildID {
 		t.Errorf("got %v, %v", got, err)
 	}
 	if n := len(layerNames(t, s)); n != 2 {

@@ -49,7 +49,7 @@ func (a *API) newBuild(w http.ResponseWriter, r *http.Request) error {
 	if in.Name == "" {
 		return invalid("name is required")
 	}
-	name, err := newName(in.Name)
+	name, err := newName(r, in.Name)
 	if err != nil {
 		return err
 	}
@@ -58,12 +58,12 @@ func (a *API) newBuild(w http.ResponseWriter, r *http.Request) error {
 		return berm.Errorf(berm.AlreadyExists, "'%s' is the name of a snapshot: give the template another name", alias)
 	}
 	b, err := a.Builder.New(builder.Request{
-		Name: name, Tags: in.Tags, CPU: float64(in.CPUCount), Memory: in.MemoryMB << 20, Disk: in.MinFreeDiskMb << 20,
+		Team: keyOf(r).Team, Name: name, Tags: in.Tags, CPU: float64(in.CPUCount), Memory: in.MemoryMB << 20, Disk: in.MinFreeDiskMb << 20,
 	})
 	if err != nil {
 		return err
 	}
-	names := aliases(b.Names)
+	names := aliases(b.Team, b.Names)
 	return answer(w, http.StatusAccepted, map[string]any{
 		"templateID": b.TemplateID, "buildID": b.ID, "public": false, "names": names, "aliases": names, "tags": mapped(b.Names, template.TagOf),
 	})
@@ -76,7 +76,7 @@ const uploadTime = time.Hour
 // send none with the files.
 func (a *API) files(w http.ResponseWriter, r *http.Request) error {
 	id, hash := r.PathValue("templateID"), r.PathValue("hash")
-	present, err := a.Builder.Uploaded(berm.TemplateID(id), hash)
+	present, err := a.Builder.Uploaded(keyOf(r).Team, berm.TemplateID(id), hash)
 	if err != nil {
 		return err
 	}
@@ -153,11 +153,11 @@ func (a *API) startBuild(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	o := builder.Order{
-		From:  builder.From{Image: in.FromImage, Template: withoutTeam(in.FromTemplate), Stage: in.Berm.FromStage},
+		From:  builder.From{Image: in.FromImage, Template: in.FromTemplate, Stage: in.Berm.FromStage},
 		Steps: in.Steps, Start: in.StartCmd, Ready: in.ReadyCmd, Force: in.Force,
 	}
 	for _, s := range in.Berm.Stages {
-		o.Stages = append(o.Stages, builder.Stage{Name: s.Name, From: builder.From{Image: s.FromImage, Template: withoutTeam(s.FromTemplate), Stage: s.FromStage}, Steps: s.Steps})
+		o.Stages = append(o.Stages, builder.Stage{Name: s.Name, From: builder.From{Image: s.FromImage, Template: s.FromTemplate, Stage: s.FromStage}, Steps: s.Steps})
 	}
 	if c := in.FromImageRegistry; c != nil {
 		var err error
@@ -175,7 +175,7 @@ func (a *API) startBuild(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 	}
-	if err := a.Builder.Start(berm.TemplateID(r.PathValue("templateID")), berm.BuildID(r.PathValue("buildID")), o, actor(r)); err != nil {
+	if err := a.Builder.Start(keyOf(r).Team, berm.TemplateID(r.PathValue("templateID")), berm.BuildID(r.PathValue("buildID")), o, actor(r)); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusAccepted)
@@ -190,7 +190,7 @@ func (a *API) aBuild(r *http.Request, offset, limit int64) (template.Build, erro
 	if !buildID.MatchString(id) {
 		return template.Build{}, invalid("%q is no id of a build", id)
 	}
-	return a.Builder.Build(berm.TemplateID(r.PathValue("templateID")), berm.BuildID(id), int(offset), int(limit))
+	return a.Builder.Build(keyOf(r).Team, berm.TemplateID(r.PathValue("templateID")), berm.BuildID(id), int(offset), int(limit))
 }
 
 func (a *API) buildStatus(w http.ResponseWriter, r *http.Request) error {
@@ -237,7 +237,7 @@ func (a *API) buildLogs(w http.ResponseWriter, r *http.Request) error {
 
 // cancelBuild ends a build that is under way.
 func (a *API) cancelBuild(w http.ResponseWriter, r *http.Request) error {
-	if err := a.Builder.Cancel(berm.TemplateID(r.PathValue("templateID")), berm.BuildID(r.PathValue("buildID"))); err != nil {
+	if err := a.Builder.Cancel(keyOf(r).Team, berm.TemplateID(r.PathValue("templateID")), berm.BuildID(r.PathValue("buildID"))); err != nil {
 		return err
 	}
 	w.WriteHeader(http.StatusNoContent)
@@ -256,7 +256,7 @@ func (a *API) addTags(w http.ResponseWriter, r *http.Request) error {
 	if in.Target == "" || len(in.Tags) == 0 {
 		return invalid("target and tags are required")
 	}
-	t, err := a.Builder.Store.AddTags(r.Context(), withoutTeam(in.Target), in.Tags)
+	t, err := a.Builder.Store.AddTags(r.Context(), keyOf(r).Team, in.Target, in.Tags)
 	if err != nil {
 		return err
 	}
@@ -275,7 +275,7 @@ func (a *API) removeTags(w http.ResponseWriter, r *http.Request) error {
 	if in.Name == "" || len(in.Tags) == 0 {
 		return invalid("name and tags are required")
 	}
-	if err := a.Builder.Store.RemoveTags(r.Context(), withoutTeam(in.Name), in.Tags); err != nil {
+	if err := a.Builder.Store.RemoveTags(r.Context(), keyOf(r).Team, in.Name, in.Tags); err != nil {
 		return err
 	}
 	a.Sessions.PruneBegun(r.Context())
@@ -284,7 +284,7 @@ func (a *API) removeTags(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) tags(w http.ResponseWriter, r *http.Request) error {
-	tags, err := a.Builder.Store.Tags(withoutTeam(r.PathValue("templateID")))
+	tags, err := a.Builder.Store.Tags(keyOf(r).Team, r.PathValue("templateID"))
 	if err != nil {
 		return err
 	}
@@ -293,7 +293,7 @@ func (a *API) tags(w http.ResponseWriter, r *http.Request) error {
 	}))
 }
 
-// publish says whether a template is public, which matters to servers of several teams alone.
+// publish says whether other teams may use a template, too.
 func (a *API) publish(w http.ResponseWriter, r *http.Request) error {
 	var in struct{ Public *bool }
 	if err := decode(w, r, &in); err != nil {
@@ -302,18 +302,18 @@ func (a *API) publish(w http.ResponseWriter, r *http.Request) error {
 	if in.Public == nil {
 		return invalid("public is required")
 	}
-	t, err := a.Builder.Store.SetPublic(r.Context(), withoutTeam(r.PathValue("templateID")), *in.Public)
+	t, err := a.Builder.Store.SetPublic(r.Context(), keyOf(r).Team, r.PathValue("templateID"), *in.Public)
 	if err != nil {
 		return err
 	}
-	return answer(w, http.StatusOK, map[string]any{"names": aliases(t.Names)})
+	return answer(w, http.StatusOK, map[string]any{"names": aliases(t.Team, t.Names)})
 }
 
-// aliases are names without tags, each once.
-func aliases(names []string) []string {
+// aliases are names as a team calls them, without tags, each once.
+func aliases(team berm.Team, names []string) []string {
 	all := []string{}
 	for _, name := range names {
-		if alias, _, _ := strings.Cut(name, ":"); !slices.Contains(all, alias) {
+		if alias, _, _ := strings.Cut(team.Trim(name), ":"); !slices.Contains(all, alias) {
 			all = append(all, alias)
 		}
 	}

@@ -197,8 +197,8 @@ type templatesIn struct {
 	dir string
 }
 
-func (t templatesIn) Resolve(ctx context.Context, ref string) (berm.Template, error) {
-	found, err := t.Templates.Resolve(ctx, ref)
+func (t templatesIn) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	found, err := t.Templates.Resolve(ctx, team, ref)
 	found.Workdir = t.dir
 	return found, err
 }

@@ -136,7 +136,8 @@ func queryList(r *http.Request, name string) []string {
 // parseFilter reads the filters of a list.
 func parseFilter(r *http.Request) (control.Filter, error) {
 	query := r.URL.Query()
-	f := control.Filter{Team: teamOf(r), Template: withoutTeam(query.Get("template")), Metadata: parseMetadata(query.Get("metadata"))}
+	own := berm.Team("").Trim(keyOf(r).Team.Trim(query.Get("template"))) // whose names stand alone
+	f := control.Filter{Team: teamOf(r), Template: own, Metadata: parseMetadata(query.Get("metadata"))}
 	for _, state := range queryList(r, "state") {
 		if !slices.Contains([]string{"running", "paused"}, state) {
 			return f, invalid("state must be running or paused")

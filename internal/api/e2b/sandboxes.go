@@ -88,7 +88,7 @@ func (a *API) additions(s control.Sandbox) additions {
 
 func (a *API) sandbox(s control.Sandbox) sandbox {
 	return sandbox{
-		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID, EnvdVersion: berm.AgentVersion,
+		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Team.Trim(s.Alias), ClientID: clientID, EnvdVersion: berm.AgentVersion,
 		AccessToken: s.AccessToken, TrafficToken: s.TrafficToken, Domain: a.Domain,
 		Berm: a.additions(s),
 	}
@@ -120,7 +120,7 @@ func (a *API) toListed(s control.Sandbox) listed {
 		s.Limits.Memory = a.Sessions.MaxLimits.Memory
 	}
 	return listed{
-		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Alias, ClientID: clientID,
+		SandboxID: s.ID, TemplateID: s.TemplateID, Alias: s.Team.Trim(s.Alias), ClientID: clientID,
 		StartedAt: s.StartedAt, EndAt: s.EndAt, State: s.State,
 		CPUCount: int64(math.Ceil(s.Limits.CPU)), MemoryMB: s.Limits.Memory >> 20, DiskSizeMB: s.Limits.Disk >> 20,
 		EnvdVersion: berm.AgentVersion, Metadata: s.Metadata, Berm: a.additions(s),
@@ -168,7 +168,7 @@ func (a *API) create(w http.ResponseWriter, r *http.Request, timeout int64, secu
 		return invalid("templateID is required")
 	}
 	request := control.CreateRequest{
-		Template: withoutTeam(in.TemplateID), Secure: secured || in.Secure != nil && *in.Secure, OnDeadline: berm.KillAtDeadline,
+		Template: in.TemplateID, Secure: secured || in.Secure != nil && *in.Secure, OnDeadline: berm.KillAtDeadline,
 		AutoResume: in.AutoResume != nil && in.AutoResume.Enabled, Internet: in.Internet,
 		Env: in.EnvVars, Metadata: in.Metadata, Actor: actor(r), Team: keyOf(r).Team,
 	}

@@ -78,7 +78,7 @@ func (a *API) takeSnapshot(w http.ResponseWriter, r *http.Request, id berm.Sandb
 	if err := decode(w, r, &in); err != nil {
 		return err
 	}
-	name, err := newName(in.Name)
+	name, err := newName(r, in.Name)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,7 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	all := a.Sessions.Snapshots(control.SnapshotFilter{Team: teamOf(r), Sandbox: id, Ref: withoutTeam(query.Get("name"))})
+	all := a.Sessions.Snapshots(control.SnapshotFilter{Team: teamOf(r), Sandbox: id, Ref: keyOf(r).Team.Trim(query.Get("name"))})
 	if token := query.Get("nextToken"); token != "" {
 		place, err := base64.RawURLEncoding.DecodeString(token)
 		at, build, ok := strings.Cut(string(place), " ")
@@ -131,10 +131,10 @@ func (a *API) snapshots(w http.ResponseWriter, r *http.Request) error {
 
 // deleteTemplate deletes a snapshot, or a template with all its builds.
 func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
-	ref := withoutTeam(r.PathValue("templateID"))
-	err := a.Sessions.DeleteSnapshot(r.Context(), keyOf(r).Team, ref, actor(r))
+	ref, team := r.PathValue("templateID"), keyOf(r).Team
+	err := a.Sessions.DeleteSnapshot(r.Context(), team, team.Trim(ref), actor(r))
 	if berm.KindOf(err) == berm.NotFound && err != nil && a.Builder != nil {
-		err = a.Builder.RemoveTemplate(r.Context(), ref, actor(r))
+		err = a.Builder.RemoveTemplate(r.Context(), team, ref, actor(r))
 	}
 	switch {
 	case err == nil:
@@ -143,7 +143,7 @@ func (a *API) deleteTemplate(w http.ResponseWriter, r *http.Request) error {
 	case berm.KindOf(err) == berm.Conflict: // as E2B answers what is in use
 		return &httpError{http.StatusBadRequest, "", err.Error()}
 	case berm.KindOf(err) == berm.NotFound:
-		if _, found := a.Templates.Resolve(r.Context(), ref); found == nil {
+		if _, found := a.Templates.Resolve(r.Context(), team, ref); found == nil {
 			return berm.Errorf(berm.Unsupported, "This server builds and removes no templates: its user has no subordinate ids").WithHint("berm template rm --local, on that host, removes one")
 		}
 	}
@@ -199,7 +199,7 @@ func (a *API) rollback(w http.ResponseWriter, r *http.Request, id berm.SandboxID
 	if in.Snapshot == "" {
 		return invalid("snapshot is required")
 	}
-	s, err := a.Sessions.Rollback(r.Context(), id, withoutTeam(in.Snapshot), actor(r))
+	s, err := a.Sessions.Rollback(r.Context(), id, in.Snapshot, actor(r))
 	if err != nil {
 		return err
 	}

@@ -36,13 +36,14 @@ type templateOwn struct {
 	Arriving *berm.Arriving `json:"arriving"`
 }
 
-func toTemplate(builds []berm.Template) templateInfo {
+// toTemplate is a template as a team is told of it.
+func toTemplate(team berm.Team, builds []berm.Template) templateInfo {
 	t := builds[0]
 	var all []string
 	for _, b := range builds {
 		all = append(all, b.Names...)
 	}
-	names := aliases(all)
+	names := aliases(team, all)
 	var own *templateOwn
 	if t.Arriving != nil {
 		own = &templateOwn{t.Arriving}
@@ -55,7 +56,7 @@ func toTemplate(builds []berm.Template) templateInfo {
 	}
 }
 
-// listTemplates returns the builds of all templates, newest first.
+// listTemplates returns the builds of all templates that are for the team, newest first.
 func (a *API) listTemplates(r *http.Request) ([][]berm.Template, error) {
 	if asked := r.URL.Query().Get("teamID"); asked != "" {
 		team, err := a.Keys.Team(r.Context(), keyOf(r).Team)
@@ -67,6 +68,7 @@ func (a *API) listTemplates(r *http.Request) ([][]berm.Template, error) {
 		}
 	}
 	all, err := a.Templates.List(r.Context())
+	all = slices.DeleteFunc(all, func(t berm.Template) bool { return !t.For(keyOf(r).Team) })
 	slices.SortFunc(all, func(x, y berm.Template) int {
 		if c := y.CreatedAt.Compare(x.CreatedAt); c != 0 {
 			return c
@@ -86,12 +88,16 @@ func (a *API) listTemplates(r *http.Request) ([][]berm.Template, error) {
 	return grouped, err
 }
 
+func told(r *http.Request, all [][]berm.Template) []templateInfo {
+	return mapped(all, func(builds []berm.Template) templateInfo { return toTemplate(keyOf(r).Team, builds) })
+}
+
 func (a *API) templates(w http.ResponseWriter, r *http.Request) error {
 	all, err := a.listTemplates(r)
 	if err != nil {
 		return err
 	}
-	return answer(w, http.StatusOK, mapped(all, toTemplate))
+	return answer(w, http.StatusOK, told(r, all))
 }
 
 // templatesV2 pages by the id of the last template of a page.
@@ -115,11 +121,11 @@ func (a *API) templatesV2(w http.ResponseWriter, r *http.Request) error {
 		all = all[:limit]
 		w.Header().Set("X-Next-Token", string(all[limit-1][0].ID))
 	}
-	return answer(w, http.StatusOK, mapped(all, toTemplate))
+	return answer(w, http.StatusOK, told(r, all))
 }
 
 func (a *API) template(w http.ResponseWriter, r *http.Request) error {
-	found, err := a.Templates.Resolve(r.Context(), withoutTeam(r.PathValue("templateID")))
+	found, err := a.Templates.Resolve(r.Context(), keyOf(r).Team, r.PathValue("templateID"))
 	if err != nil {
 		return err
 	}
@@ -154,14 +160,14 @@ func (a *API) template(w http.ResponseWriter, r *http.Request) error {
 		builds = append(builds, b)
 	}
 	if a.Builder != nil {
-		for _, b := range a.Builder.Builds(found.ID) {
+		for _, b := range a.Builder.Builds(keyOf(r).Team, found.ID) {
 			add(b.ID, b.State, b.CreatedAt, b.FinishedAt, b.Limits)
 		}
 	}
 	for _, t := range all[i] { // those that were not ordered here: images, recipes
 		add(t.BuildID, template.Ready, t.CreatedAt, t.CreatedAt, t.Limits)
 	}
-	one := toTemplate(all[i])
+	one := toTemplate(keyOf(r).Team, all[i])
 	return answer(w, http.StatusOK, map[string]any{
 		"templateID": one.TemplateID, "public": one.Public, "aliases": one.Aliases, "names": one.Names,
 		"createdAt": one.CreatedAt, "updatedAt": one.UpdatedAt, "lastSpawnedAt": nil, "spawnCount": one.SpawnCount, "builds": builds,
@@ -169,7 +175,7 @@ func (a *API) template(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) alias(w http.ResponseWriter, r *http.Request) error {
-	t, err := a.Templates.Resolve(r.Context(), withoutTeam(r.PathValue("alias")))
+	t, err := a.Templates.Resolve(r.Context(), keyOf(r).Team, r.PathValue("alias"))
 	if err != nil {
 		return err
 	}

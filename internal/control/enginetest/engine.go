@@ -503,12 +503,12 @@ type Templates struct{}
 var Base = berm.Template{
 	ID: "basetemplate00000000", BuildID: "00000000-0000-4000-8000-000000000000", Names: []string{"base"},
 	Limits: berm.Limits{Memory: 1 << 30, CPU: 2, PIDs: 1024, Disk: 2 << 30},
-	User:   "user", Workdir: "/home/user", Env: map[string]string{"LANG": "C.UTF-8"}, Setuid: true,
+	User:   "user", Workdir: "/home/user", Env: map[string]string{"LANG": "C.UTF-8"}, Setuid: true, Public: true,
 	CreatedAt: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), Size: 1 << 28,
 }
 
 // Resolve finds Base by its id or name.
-func (Templates) Resolve(_ context.Context, ref string) (berm.Template, error) {
+func (Templates) Resolve(_ context.Context, _ berm.Team, ref string) (berm.Template, error) {
 	if ref == string(Base.ID) || ref == "base" || ref == "base:default" {
 		return Base, nil
 	}
