@@ -19,7 +19,8 @@ type eraser struct {
 // Erase implements e2b.Eraser.
 func (e *eraser) Erase(ctx context.Context, what trail.Erasure, dry bool) (trail.Erasure, error) {
 	// An index that has seen what goes need not be made anew.
-	if err := e.index.Update(ctx); err != nil {
+	var err error
+	if what.Team, err = e.index.Team(ctx, what.Sandbox); err != nil && berm.KindOf(err) != berm.NotFound {
 		return what, err
 	}
 	done, err := e.log.Erase(what, dry)

@@ -9,7 +9,6 @@ import (
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
-	"github.com/berm-sandbox/berm/internal/store"
 )
 
 // forgetEvery is how long records of a sandbox may come after its end, at least.
@@ -62,7 +61,7 @@ func (o *owners) forget(living map[berm.SandboxID]bool) {
 }
 
 // forgetLoop forgets what has ended.
-func (o *owners) forgetLoop(ctx context.Context, db *store.DB, log *slog.Logger) {
+func (o *owners) forgetLoop(ctx context.Context, living living, log *slog.Logger) {
 	for tick := time.NewTicker(forgetEvery); ; {
 		select {
 		case <-ctx.Done():
@@ -70,23 +69,13 @@ func (o *owners) forgetLoop(ctx context.Context, db *store.DB, log *slog.Logger)
 			return
 		case <-tick.C:
 		}
-		living, err := livingSandboxes(ctx, db)
+		lives, err := living(ctx)
 		if err != nil {
 			log.Error("whose sandboxes were is not forgotten", "error", err)
 			continue
 		}
-		o.forget(living)
+		o.forget(lives)
 	}
-}
-
-// livingSandboxes are those that have not ended, paused ones too.
-func livingSandboxes(ctx context.Context, db *store.DB) (map[berm.SandboxID]bool, error) {
-	all, err := db.LivingSandboxes(ctx)
-	living := map[berm.SandboxID]bool{}
-	for _, s := range all {
-		living[s.ID] = true
-	}
-	return living, err
 }
 
 // ownedLog is a log whose records of sandboxes tell whose these are, whoever hands them over.

@@ -176,6 +176,7 @@ type auditLog interface {
 	Origin() string
 	Seq() uint64
 	Erase(e trail.Erasure, dry bool) (trail.Erasure, error)
+	EraseAll(all []trail.Erasure) ([]trail.Erasure, error)
 	Close() error
 }
 
@@ -454,7 +455,8 @@ func Run(ctx context.Context, c Config) error {
 	containers := container.New(container.Config{
 		Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: c.ContainerTemplate, Audit: records, Capture: recorder,
 	})
-	api := e2b.New(e2b.Config{Sessions: sessions, Containers: containers, Templates: c.Templates, Builder: builds, UploadKey: seed, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: &eraser{records, found, db}, Log: c.Log})
+	forgetting := &eraser{records, found, db}
+	api := e2b.New(e2b.Config{Sessions: sessions, Containers: containers, Templates: c.Templates, Builder: builds, UploadKey: seed, Keys: db, Secrets: secrets, Domain: withPort(c.Domain, port), Audit: records, Trail: found, Eraser: forgetting, Log: c.Log})
 	server := newHTTPServer(router.New(router.Config{Sessions: sessions, Control: api, Domain: c.Domain, Capture: recorder, Log: c.Log}), certificates)
 
 	// Only now: the key is shown once, and a start that fails shows nothing.
@@ -475,7 +477,9 @@ func Run(ctx context.Context, c Config) error {
 	background, stop := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
 	loops.Go(func() { drainLoop(background, db, records, c.Log) })
-	loops.Go(func() { owners.forgetLoop(background, db, c.Log) })
+	living := livingSandboxes(db, engine)
+	loops.Go(func() { owners.forgetLoop(background, living, c.Log) })
+	loops.Go(func() { forgetting.retainLoop(background, living, c.Log) })
 	cu.Add(func() { stop(); loops.Wait() })
 
 	select {
