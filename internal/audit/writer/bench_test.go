@@ -2,6 +2,7 @@ package writer_test
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -82,6 +83,25 @@ func BenchmarkAppendOne(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
+	})
+}
+
+// BenchmarkAppendSeldom is records that come one at a time with pauses between them, as those of one
+// action do: both processes sleep meanwhile.
+func BenchmarkAppendSeldom(b *testing.B) {
+	bench(b, func(l *writer.Log) {
+		var took []time.Duration
+		for b.Loop() {
+			time.Sleep(time.Millisecond)
+			begin := time.Now()
+			if err := l.Emit(ran); err != nil {
+				b.Fatal(err)
+			}
+			took = append(took, time.Since(begin))
+		}
+		slices.Sort(took)
+		b.ReportMetric(float64(took[len(took)/2].Nanoseconds()), "median-ns")
+		b.ReportMetric(float64(took[len(took)*9/10].Nanoseconds()), "p90-ns")
 	})
 }
 
