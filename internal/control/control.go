@@ -422,10 +422,14 @@ func (m *Manager) token(purpose string, id berm.SandboxID) string {
 
 // emit records an action. A control action is refused when it fails.
 func (m *Manager) emit(id berm.SandboxID, actor audit.Actor, what audit.Type, outcome audit.Outcome, reason string, data any) error {
-	return m.Audit.Emit(audit.Record{
+	return m.Audit.Emit(record(id, actor, what, outcome, reason, data))
+}
+
+func record(id berm.SandboxID, actor audit.Actor, what audit.Type, outcome audit.Outcome, reason string, data any) audit.Record {
+	return audit.Record{
 		Sandbox: id, Actor: actor, Type: what, Src: "control", Trust: audit.TrustHost,
 		Outcome: outcome, Reason: reason, Data: data,
-	})
+	}
 }
 
 // tell is emit for what has happened already and cannot be refused any more.

@@ -1,6 +1,7 @@
 package control
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,9 +24,22 @@ var tester = audit.Actor{Type: "key", ID: "test"}
 
 // records is an audit log in memory that can be told to fail.
 type records struct {
-	mu   sync.Mutex
-	all  []audit.Record
-	fail error
+	mu       sync.Mutex
+	all      []audit.Record
+	together int // records that came with others
+	fail     error
+}
+
+func (r *records) EmitAll(all []audit.Record) (err error) {
+	for _, rec := range all {
+		err = cmp.Or(err, r.Emit(rec))
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(all) > 1 {
+		r.together += len(all)
+	}
+	return err
 }
 
 func (r *records) Emit(rec audit.Record) error {

@@ -196,11 +196,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	if err := failpoint.Hit("control.created"); err != nil {
 		return Sandbox{}, err
 	}
-	if err := m.emit(spec.ID, r.Actor, audit.PolicySet, audit.OK, "", held); err != nil {
-		return Sandbox{}, err
-	}
-	step("policy")
-
+	policies := []audit.Record{record(spec.ID, r.Actor, audit.PolicySet, audit.OK, "", held)}
 	s := newSession(m)
 	ready := spec.Memory // else what the template starts has yet to begin
 	if warm != nil {
@@ -218,9 +214,21 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	}
 	var warnings []string
 	if spec.Link {
+		// What it may reach is recorded together with what it is held to: nothing goes on between them.
+		network, err := s.firstPolicy(allowed, r.Network.EgressProxy)
+		if err != nil {
+			return Sandbox{}, err
+		}
+		policies = append(policies, network)
+	}
+	if err := audit.EmitAll(m.Audit, policies); err != nil {
+		return Sandbox{}, err
+	}
+	step("policy")
+	if spec.Link {
 		cu.Add(func() { m.forgetKept(&s.info) })
 		cu.Add(s.offline) // the broker may know it when the service does not take it
-		if warnings, err = s.goOnline(ctx, allowed, fields, r.Network.EgressProxy); err != nil {
+		if warnings, err = s.goOnline(ctx, fields, r.Network.EgressProxy); err != nil {
 			return Sandbox{}, err
 		}
 		step("network")

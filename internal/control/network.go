@@ -198,22 +198,24 @@ func newOnline() *online {
 	return &online{over: make(chan struct{}), changed: make(chan struct{}, 1), denials: rate.NewLimiter(denialsPerSecond, denialsAtOnce), allowed: rate.NewLimiter(flowsPerSecond, flowsAtOnce)}
 }
 
-// goOnline gives a new sandbox its network, with the first policy and the fields that its
-// requests get, and returns what is probably not meant in the policy.
-func (s *session) goOnline(ctx context.Context, p *policy.Policy, fields Fields, proxy *EgressProxy) (warnings []string, err error) {
+// firstPolicy sets that of a new sandbox, and returns the record that is to tell of it.
+func (s *session) firstPolicy(p *policy.Policy, proxy *EgressProxy) (_ audit.Record, err error) {
 	if s.info.Policy, err = newPolicy(p, 1); err != nil {
-		return nil, err
+		return audit.Record{}, err
 	}
-	record := map[string]any{"network": s.info.Policy}
+	data := map[string]any{"network": s.info.Policy}
 	if !s.info.Grants.empty() {
-		record["grants"] = s.info.Grants
+		data["grants"] = s.info.Grants
 	}
 	if proxy != nil {
-		record["egressProxy"] = proxy.plain()
+		data["egressProxy"] = proxy.plain()
 	}
-	if err := s.m.emit(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", record); err != nil {
-		return nil, err
-	}
+	return record(s.info.ID, s.info.Owner, audit.PolicySet, audit.OK, "", data), nil
+}
+
+// goOnline gives a new sandbox its network, with the fields that its requests get, and returns what is
+// probably not meant in its policy. The record of that was written.
+func (s *session) goOnline(ctx context.Context, fields Fields, proxy *EgressProxy) (warnings []string, err error) {
 	if len(fields) > 0 {
 		if err := s.m.Egress.Broker.SetFields(ctx, s.info.ID, fields); err != nil {
 			return nil, err

@@ -117,6 +117,9 @@ func TestNetworkOfACreate(t *testing.T) {
 			if !strings.Contains(w.audit.types(s.ID), "policy.set:ok policy.set:ok sandbox.start:ok") {
 				t.Errorf("records: %s", w.audit.types(s.ID))
 			}
+			if w.audit.together != 2 { // each exchange with the log's writer is waited for
+				t.Errorf("%d records came with others", w.audit.together)
+			}
 		})
 	}
 }
