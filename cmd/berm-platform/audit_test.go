@@ -50,7 +50,7 @@ func TestAuditNamesTheLogItReads(t *testing.T) {
 // the log knows.
 func TestAuditHold(t *testing.T) {
 	s, data := newSetup(t), t.TempDir()
-	if err := audit.Append(filepath.Join(data, "audit", "log.jsonl"), audit.Record{Type: audit.SandboxCreate, Sandbox: "i0abcdefghijklmnopqrs"}); err != nil {
+	if err := audit.Append(filepath.Join(data, "audit", "log.jsonl"), audit.Record{Type: audit.SandboxCreate, Team: "blue", Sandbox: "i0abcdefghijklmnopqrs"}); err != nil {
 		t.Fatal(err)
 	}
 	hold := func(args ...string) result {

@@ -32,7 +32,7 @@ An API key cannot do it: run it as the server's user.`,
 	}
 	data := cmd.PersistentFlags().String("data", defaultData(), "data directory of the server")
 	with := storeOf(data)
-	cmd.AddCommand(newHoldAddCommand(with, data), newHoldListCommand(with), newHoldRemoveCommand(with))
+	cmd.AddCommand(newHoldAddCommand(with, data), newHoldListCommand(with), newHoldRemoveCommand(with, data))
 	return cmd
 }
 
@@ -73,24 +73,24 @@ func newHoldAddCommand(with withStore, data *string) *cobra.Command {
 		Short:   "Keep what the log has of a sandbox",
 		Example: `  berm audit hold add i0abcdefghijklmnopqrs --reason "case 2026-17"`,
 	}, func(cmd *cobra.Command, db *store.DB, h store.Hold) error {
-		known, err := trail.Dir(filepath.Join(*data, "audit")).Has(h.Sandbox)
-		if err == nil && !known {
-			err = berm.Errorf(berm.NotFound, "the log in %s has no record of sandbox %s", *data, h.Sandbox).
-				WithHint("the log of another server is named by its data directory: --data")
+		var err error
+		if h.Team, err = trail.Dir(filepath.Join(*data, "audit")).Team(h.Sandbox); err == nil {
+			return db.SetHold(cmd.Context(), h)
 		}
-		if err == nil {
-			err = db.SetHold(cmd.Context(), h)
+		if berm.KindOf(err) == berm.NotFound {
+			err = berm.Errorf(berm.NotFound, "%w", err).WithHint("the log of another server is named by its data directory: --data")
 		}
 		return err
 	})
 }
 
-func newHoldRemoveCommand(with withStore) *cobra.Command {
+func newHoldRemoveCommand(with withStore, data *string) *cobra.Command {
 	return holdCommand(with, &cobra.Command{
 		Use:     "remove SANDBOX --reason TEXT",
 		Short:   "End a hold",
 		Example: `  berm audit hold remove i0abcdefghijklmnopqrs --reason "case 2026-17 is closed"`,
 	}, func(cmd *cobra.Command, db *store.DB, h store.Hold) error {
+		h.Team, _ = trail.Dir(filepath.Join(*data, "audit")).Team(h.Sandbox) // a hold can be ended without a log
 		return db.EndHold(cmd.Context(), h)
 	})
 }

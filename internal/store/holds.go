@@ -16,6 +16,7 @@ type Hold struct {
 	Reason  string         `json:"reason"`
 	User    string         `json:"user"` // of the host, who set it
 	Since   time.Time      `json:"since"`
+	Team    berm.Team      `json:"-"` // whose the sandbox is, for the record of a change; it is not stored
 }
 
 // SetHold begins a hold. AlreadyExists when the sandbox has one.
@@ -53,7 +54,7 @@ func (db *DB) EndHold(ctx context.Context, h Hold) error {
 // record tells of a change, which counted from Since on, though the record may come later.
 func (h Hold) record(what audit.Type) audit.Record {
 	return audit.Record{
-		Sandbox: h.Sandbox, Actor: audit.Actor{Type: "user", ID: h.User}, Type: what, Reason: h.Reason,
+		Team: h.Team, Sandbox: h.Sandbox, Actor: audit.Actor{Type: "user", ID: h.User}, Type: what, Reason: h.Reason,
 		Data: map[string]any{"at": h.Since},
 	}
 }

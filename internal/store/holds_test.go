@@ -16,7 +16,7 @@ func TestHolds(t *testing.T) {
 	ctx, dir := t.Context(), t.TempDir()
 	db := open(t, dir)
 	shared := must(OpenShared(dir))
-	h := Hold{Sandbox: "i1", Reason: "case \"7\"", User: "anna"}
+	h := Hold{Sandbox: "i1", Team: "blue", Reason: "case \"7\"", User: "anna"}
 	if err := shared.SetHold(ctx, h); err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestHolds(t *testing.T) {
 			t.Errorf("record %d is %s", i, lines[i])
 		}
 	}
-	if !strings.Contains(lines[0], `"id":"anna"`) || !strings.Contains(lines[1], `"reason":"closed"`) {
+	if !strings.Contains(lines[0], `"team":"blue"`) || !strings.Contains(lines[0], `"id":"anna"`) || !strings.Contains(lines[1], `"reason":"closed"`) {
 		t.Errorf("%s", lines)
 	}
 }

@@ -3,6 +3,7 @@ package trail
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -262,23 +263,37 @@ func isOf(raw []byte, id berm.SandboxID) bool {
 	return bytes.Contains(raw, []byte(`"sandbox":"`+string(id)+`"`))
 }
 
-// Has reports whether the log has a record of a sandbox. It looks at the newest files first.
-func (d Dir) Has(id berm.SandboxID) (bool, error) {
+// Team is whose a sandbox is or was, by its newest records that tell it. NotFound when the log has none of it.
+func (d Dir) Team(id berm.SandboxID) (berm.Team, error) {
 	names, _, err := d.segments()
 	if err != nil {
-		return false, err
+		return "", err
 	}
 	for _, name := range slices.Backward(names) {
+		found := false
 		for raw, err := range d.file(name) {
 			if err != nil {
-				return false, berm.Errorf(berm.Internal, "audit log: %w", err)
+				return "", berm.Errorf(berm.Internal, "audit log: %w", err)
 			}
-			if isOf(raw, id) {
-				return true, nil
+			if !isOf(raw, id) {
+				continue
+			}
+			var record struct {
+				Sandbox berm.SandboxID
+				Team    berm.Team
+			}
+			if json.Unmarshal(raw, &record) != nil || record.Sandbox != id {
+				continue
+			}
+			if found = true; record.Team != "" {
+				return record.Team, nil
 			}
 		}
+		if found {
+			return "", nil
+		}
 	}
-	return false, nil
+	return "", berm.Errorf(berm.NotFound, "the log in %s has no record of sandbox %s", d, id)
 }
 
 // contents lists the blobs in a directory, the oldest first. A blob that a new record names is

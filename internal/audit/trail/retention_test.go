@@ -388,12 +388,25 @@ func TestUnknownHoldsKeepAll(t *testing.T) {
 	whole(t, dir, 10)
 }
 
-func TestHas(t *testing.T) {
+func TestTeam(t *testing.T) {
 	dir := t.TempDir()
 	makeLog(t, dir)
-	for id, want := range map[berm.SandboxID]bool{"sbx0": true, "sbx2": true, "sbx": false, "sbx3": false} {
-		if got, err := Dir(dir).Has(id); err != nil || got != want {
-			t.Errorf("%s: %v, %v", id, got, err)
+	l := open(t, dir)
+	for _, r := range []audit.Record{{Sandbox: "pooled"}, {Sandbox: "pooled", Team: "blue"}, {Sandbox: "pooled"}} { // a pool has no team
+		r.Type = audit.ProcFork
+		if err := l.Emit(r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	closeLog(t, l)
+	for id, want := range map[berm.SandboxID]berm.Team{"sbx0": "", "sbx2": "", "pooled": "blue"} {
+		if got, err := Dir(dir).Team(id); err != nil || got != want {
+			t.Errorf("%s: %q, %v", id, got, err)
+		}
+	}
+	for _, id := range []berm.SandboxID{"sbx", "sbx3"} {
+		if _, err := Dir(dir).Team(id); berm.KindOf(err) != berm.NotFound {
+			t.Errorf("%s: %v", id, err)
 		}
 	}
 	if b := []byte(`{"sandbox":"x"}`); !isOf(b, "x") || isOf(bytes.ToUpper(b), "x") {
