@@ -211,8 +211,8 @@ func printReport(out io.Writer, path string, r *trail.Report) error {
 		fmt.Fprintf(w, "checkpoints that were kept elsewhere cover records up to %d\n", r.Anchored)
 	}
 	for _, e := range r.Erasures {
-		fmt.Fprintf(w, "record %d: %d records of sandbox %s were erased by %s %s: %s\n", e.By, e.Records, terminal.Escape(string(e.Sandbox)),
-			terminal.Escape(e.Actor.Type), terminal.Escape(e.Actor.ID), terminal.Escape(e.Reason))
+		fmt.Fprintf(w, "record %d: %d records of sandbox %s were erased by %s: %s\n", e.By, e.Records, terminal.Escape(string(e.Sandbox)),
+			terminal.Escape(strings.TrimSpace(e.Actor.Type+" "+e.Actor.ID)), terminal.Escape(e.Reason))
 		if e.Left > 0 {
 			fmt.Fprintf(w, "  %d of them are still there: the server finishes that when it is started\n", e.Left)
 		}
