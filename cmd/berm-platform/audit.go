@@ -229,6 +229,9 @@ func printReport(out io.Writer, path string, r *trail.Report) error {
 	for _, problem := range r.Problems {
 		fmt.Fprintln(w, problem)
 	}
+	if len(r.Keys) == 0 && len(r.Problems) > 0 {
+		fmt.Fprintln(w, "nobody signs the log of berm run: if it is one, --unsigned takes it as it is")
+	}
 	switch {
 	case len(r.Problems) > 0:
 	case len(r.Erasures) > 0:

@@ -615,9 +615,9 @@ func TestDoctor(t *testing.T) {
 		with  []string
 		out   string
 	}{
-		"usable":     {berm.Probe{Level: berm.Namespace, Usable: true, Features: []berm.Feature{found, wished}}, nil, 0, []string{"Level namespace  usable", `6.1\x1b[2J`, "in Linux since 5.14"}, "newer kernel"},
+		"usable":     {berm.Probe{Level: berm.Namespace, Usable: true, Features: []berm.Feature{found, wished}}, nil, 0, []string{"Level namespace  usable", `6.1\x1b[2J`, "in Linux since 5.14", "--fix-hints says"}, "newer kernel"},
 		"all hints":  {berm.Probe{Level: berm.Namespace, Usable: true, Features: []berm.Feature{found, wished}}, []string{"--fix-hints"}, 0, []string{"fix: newer kernel"}, "required"},
-		"not usable": {berm.Probe{Level: berm.Namespace, Features: []berm.Feature{found, needed}}, nil, 1, []string{"not usable", "in Linux since 3.8; required", "fix: sysctl it"}, "Usage"},
+		"not usable": {berm.Probe{Level: berm.Namespace, Features: []berm.Feature{found, needed}}, nil, 1, []string{"not usable", "in Linux since 3.8; required", "fix: sysctl it"}, "--fix-hints"},
 		"other one":  {berm.Probe{Level: berm.GVisor, Usable: true}, nil, 1, []string{"Level gvisor  usable"}, "namespace"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -98,9 +99,7 @@ gives to a sandbox whose creator says nothing: the public internet, or nothing (
 			return err
 		}
 		if s.Berm != nil && len(s.Berm.Degraded) > 0 {
-			if _, err := fmt.Fprintf(cmd.ErrOrStderr(), "warning: the host cannot give all that a sandbox should have: berm inspect %s\n", id); err != nil {
-				return err
-			}
+			cli.Notice(cmd, "warning: the host cannot give all that a sandbox should have: %s", strings.Join(s.Berm.Degraded, "; "))
 		}
 		if s.Berm != nil {
 			for _, text := range s.Berm.Warnings {

@@ -64,6 +64,7 @@ The exit code is 0 when the namespace level is usable, else 1.`,
 func printProbes(w io.Writer, probes []berm.Probe, fixes bool) error {
 	style := terminal.StyleFor(w)
 	var out strings.Builder
+	unsaid := false
 	line := func(format string, args ...any) { out.WriteString(fmt.Sprintf(format, args...) + "\n") }
 	for i, p := range probes {
 		usable := style.Good("usable")
@@ -97,10 +98,17 @@ func printProbes(w io.Writer, probes []berm.Probe, fixes bool) error {
 				detail = fmt.Sprintf("%*s%s", widest-terminal.Width(name)+2, "", terminal.Escape(detail))
 			}
 			line("  %s  %s%s", mark, name, detail)
-			if !f.Found && f.Fix != "" && (f.Required || fixes) {
+			switch {
+			case f.Found || f.Fix == "":
+			case f.Required || fixes:
 				line("           fix: %s", terminal.Escape(f.Fix))
+			default:
+				unsaid = true
 			}
 		}
+	}
+	if unsaid {
+		line("\n%s", style.Dim("berm doctor --fix-hints says how to get what is absent."))
 	}
 	_, err := io.WriteString(w, out.String())
 	return err

@@ -27,7 +27,7 @@ be running: what changes counts at once.`,
 	}
 	data := cmd.PersistentFlags().String("data", defaultData(), "data directory of the server")
 	with := storeOf(data)
-	cmd.AddCommand(newKeyCreateCommand(with), newKeyListCommand(with), newKeyRevokeCommand(with))
+	cmd.AddCommand(newKeyCreateCommand(with, data), newKeyListCommand(with), newKeyRevokeCommand(with))
 	return cmd
 }
 
@@ -61,7 +61,7 @@ func checkData(dir string) error {
 	return nil
 }
 
-func newKeyCreateCommand(with withStore) *cobra.Command {
+func newKeyCreateCommand(with withStore, data *string) *cobra.Command {
 	var key store.Key
 	var team string
 	cmd := &cobra.Command{
@@ -90,6 +90,9 @@ func newKeyCreateCommand(with withStore) *cobra.Command {
 					store.Key
 					Secret string `json:"key"`
 				}{key, secret})
+			}
+			if !cmd.Flags().Changed("data") { // the server that other commands use may be another
+				cli.Notice(cmd, "a key for the server with the data directory %s; --data names another", *data)
 			}
 			_, err = fmt.Fprintln(cmd.OutOrStdout(), secret)
 			return err

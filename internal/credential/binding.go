@@ -102,7 +102,7 @@ func (b Binding) normal() (Binding, error) {
 	if service, ok := services[b.Service]; ok {
 		b = service.fill(b)
 	} else if b.Service != "" {
-		return b, invalid("there is no service %s", quote(b.Service)).WithHint("it is one of %s", strings.Join(Services(), ", "))
+		return b, invalid("there is no service %s", quote(b.Service)).WithHint("it is one of %s; for another, name its hosts, such as ,host=api.example.com", strings.Join(Services(), ", "))
 	}
 	if b.Mode == "" {
 		b.Mode = Attach

@@ -183,6 +183,15 @@ func TestAStartThatFailsMakesNoKey(t *testing.T) {
 	}
 }
 
+func TestWhatLeavesTheMachine(t *testing.T) {
+	for addr, want := range map[string]bool{"127.0.0.1:1": false, "127.8.0.1:1": false, "[::1]:1": false, "0.0.0.0:1": true, "[::]:1": true, "192.0.2.1:1": true} {
+		at, err := net.ResolveTCPAddr("tcp", addr)
+		if err != nil || leaves(at) != want {
+			t.Errorf("%s: %t, %v", addr, leaves(at), err)
+		}
+	}
+}
+
 func TestWrongSettings(t *testing.T) {
 	i := run(t)
 	i.shutdown()

@@ -405,6 +405,8 @@ func Run(ctx context.Context, c Config) error {
 		err := berm.Errorf(berm.Unavailable, "listen: %w", err)
 		if errors.Is(err, syscall.EADDRINUSE) {
 			err = err.WithHint("Another program has that port. Choose one with --listen HOST:PORT.")
+		} else {
+			err = err.WithHint("--listen HOST:PORT names an address of this machine and a port.")
 		}
 		return err
 	}
@@ -473,6 +475,10 @@ func Run(ctx context.Context, c Config) error {
 		go func() { served <- server.ServeTLS(secure, "", "") }()
 	}
 	c.greet(first, port)
+	if certificates == nil && leaves(listener.Addr()) {
+		c.Log.Warn("API keys, and all that goes into sandboxes and out of them, pass the network in the clear", "listen", c.Listen,
+			"hint", "--tls-cert and --tls-key have it encrypted; or let a proxy on this machine do so, and listen on 127.0.0.1")
+	}
 
 	background, stop := context.WithCancel(context.Background())
 	var loops sync.WaitGroup
@@ -642,6 +648,12 @@ func withPort(domain string, port int) string {
 		return domain
 	}
 	return fmt.Sprintf("%s:%d", domain, port)
+}
+
+// leaves says whether what is served on an address comes from other machines, too.
+func leaves(addr net.Addr) bool {
+	tcp, ok := addr.(*net.TCPAddr)
+	return ok && !tcp.IP.IsLoopback()
 }
 
 // greet tells a person how to reach the server.

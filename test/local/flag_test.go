@@ -314,7 +314,7 @@ func TestCheckpoints(t *testing.T) {
 		p.sh("echo 3 > file; mkdir d; echo x > d/x", s...).exits(0)
 		p.berm("undo").exits(0)
 		p.sh("cat file; ls", "-s", "project-1").prints("2\nfile")
-		p.berm("undo").exits(0) // the undo
+		p.berm("undo").exits(0).says("hint: berm undo --to ") // the undo
 		p.sh("cat file", "-s", "project-1").prints("3")
 		p.berm("undo", "--to", "1").exits(0)
 		p.sh("cat file a; ls", "-s", "project-1").prints("1\na\na\nfile")

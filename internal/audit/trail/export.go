@@ -240,7 +240,8 @@ func Export(w io.Writer, dir string, sandbox berm.SandboxID) error {
 		}
 	}
 	if len(m.Seqs) == 0 {
-		return berm.Errorf(berm.NotFound, "the log in %s has no signed records of sandbox %q", dir, sandbox)
+		return berm.Errorf(berm.NotFound, "the log in %s has no signed records of sandbox %q", dir, sandbox).
+			WithHint("records are signed some seconds after they are written; berm audit finds those that are not")
 	}
 	m.Files[exportRecords] = sum()
 	for _, hash := range slices.Sorted(maps.Keys(blobs)) {

@@ -73,6 +73,7 @@ func undoToCommit(cmd *cobra.Command, w *work, commit string) error {
 		return err
 	}
 	cli.Notice(cmd, "session %s is as commit %s; what it was is checkpoint %d", name, commit, before.N)
+	hintUndone(cmd, before.N)
 	if differsFromProject(ctx, w.session) {
 		cli.Notice(cmd, "the project differs from that commit: berm apply would bring the commit over it, and over what is not committed there; look at berm diff")
 	}

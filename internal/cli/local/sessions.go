@@ -239,6 +239,7 @@ and undo does not take it back.`,
 			return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{"session": w.session.Name, "restored": to, "before": before.N})
 		}
 		cli.Notice(cmd, "session %s is as at checkpoint %d; what it was is checkpoint %d", w.session.Name, to, before.N)
+		hintUndone(cmd, before.N)
 		return nil
 	}
 	return cmd
@@ -264,7 +265,13 @@ func undoFirst(cmd *cobra.Command, w *work, asJSON bool) error {
 		return cli.PrintJSON(cmd.OutOrStdout(), map[string]any{"session": w.session.Name, "restored": 0, "before": before.N})
 	}
 	cli.Notice(cmd, "session %s is as before its first command; what it was is checkpoint %d", w.session.Name, before.N)
+	hintUndone(cmd, before.N)
 	return nil
+}
+
+// hintUndone tells how an undo is taken back.
+func hintUndone(cmd *cobra.Command, checkpoint int) {
+	_, _ = fmt.Fprintln(cmd.ErrOrStderr(), terminal.StyleFor(cmd.ErrOrStderr()).Dim("hint:"), fmt.Sprintf("berm undo --to %d takes this back", checkpoint))
 }
 
 func listCheckpoints(cmd *cobra.Command, s *session.Session, checkpoints []session.Checkpoint, asJSON bool) error {

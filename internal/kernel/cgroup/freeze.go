@@ -105,7 +105,7 @@ func (g *Group) thaw(ctx context.Context) error {
 }
 
 func (g *Group) noFreezer() error {
-	return berm.Errorf(berm.Unsupported, "cannot freeze: no cgroup v2 and cgroup controller freezer: %s", g.manager.Missing()["freezer"])
+	return berm.Errorf(berm.Unsupported, "cannot freeze: no cgroup v2 and cgroup controller freezer: %s", g.manager.Missing()["freezer"]).WithHint(delegate)
 }
 
 // Kill ends every process of the group, also frozen, stopped and forking ones, and

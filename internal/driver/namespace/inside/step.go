@@ -311,7 +311,7 @@ func rlimit(s plan.Step) error {
 	if err := unix.Getrlimit(s.FD, &have); err != nil {
 		return err
 	}
-	tell(plan.Lowered, s.Data+" "+strconv.FormatUint(have.Max, 10))
+	tell(plan.Lowered, s.Data+", at most "+strconv.FormatUint(have.Max, 10))
 	want.Max = min(want.Max, have.Max)
 	want.Cur = min(want.Cur, want.Max)
 	return unix.Setrlimit(s.FD, &want)

@@ -674,7 +674,7 @@ func (s *Sandbox) listen(ended chan<- struct{}) {
 			s.failure = "the guest agent ended: " + text
 		case plan.Lowered:
 			if len(s.degraded) < 32 {
-				s.degraded = append(s.degraded, "the host allows no more than "+text)
+				s.degraded = append(s.degraded, "the host gives less: "+text)
 			}
 		}
 		s.mu.Unlock()
