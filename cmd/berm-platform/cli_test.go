@@ -573,6 +573,9 @@ func TestNetworkPolicyOfASandbox(t *testing.T) {
 	if r := s.run("policy", "explain", "--open", "10.0.0.0/8", id); r.code != 2 {
 		t.Errorf("%+v", r)
 	}
+	if r := s.run("net", "log", id); r.code != 0 || r.stdout != "" || !strings.Contains(r.stderr, "nothing was denied") {
+		t.Errorf("%+v", r)
+	}
 	if r := s.run("net", "log", "i0ended"); !strings.Contains(r.stderr, "berm audit --sandbox i0ended --type net") {
 		t.Errorf("%+v", r)
 	}

@@ -89,8 +89,9 @@ func newNetLogCommand() *cobra.Command {
 		Use:   "log SANDBOX",
 		Short: "Print the flows of a sandbox and what was denied",
 		Long: `Print the flows of a sandbox that ended, what was denied with the reason, and names that
-were not resolved: the last thousand while the server runs. --follow goes on until the
-sandbox ends. The server's audit log has all of them, for good.`,
+were not resolved: the last thousand while the server runs. They are told a tenth of a second
+later at most. --follow goes on until the sandbox ends. The server's audit log has all of them,
+for good.`,
 		Example: `  berm net log i0abcdefghijklmnopqrs
   berm net log --follow i0abcdefghijklmnopqrs
   berm net log --json i0abcdefghijklmnopqrs | jq -r 'select(.action == "deny").reason'`,
@@ -129,7 +130,13 @@ sandbox ends. The server's audit log has all of them, for good.`,
 					return err
 				}
 			}
-			if !follow || !poll(ctx) {
+			if !follow {
+				if len(events) == 0 && !*asJSON {
+					cli.Notice(cmd, "no flow has ended, and nothing was denied, or not long enough ago to be told")
+				}
+				return nil
+			}
+			if !poll(ctx) {
 				return nil
 			}
 		}

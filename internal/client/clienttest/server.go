@@ -79,6 +79,9 @@ func Start(t testing.TB) *Server {
 	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network", s.with(s.network))
 	mux.HandleFunc("PUT /berm/v1/sandboxes/{id}/network", s.with(s.setNetwork))
 	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network/explain", s.with(s.network))
+	mux.HandleFunc("GET /berm/v1/sandboxes/{id}/network/log", s.with(func(w http.ResponseWriter, _ *http.Request, _ *client.Sandbox) {
+		reply(w, 200, map[string]any{"events": []client.FlowEvent{}})
+	}))
 	mux.HandleFunc("POST /sandboxes/{id}/snapshots", s.with(s.snapshot))
 	mux.HandleFunc("GET /snapshots", s.snapshots)
 	mux.HandleFunc("DELETE /templates/{ref}", s.deleteSnapshot)
