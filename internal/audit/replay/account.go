@@ -168,6 +168,7 @@ func (a *account) files() {
 		if a.Local {
 			return
 		}
+		a.line("  ", "what the files API wrote:")
 	}
 	files := a.FilesAt(a.End)
 	added, changed, deleted := Counts(files)

@@ -111,9 +111,11 @@ func (t *Timeline) Unlooked() string {
 	case t.Local:
 		return "not on record: `berm diff` shows it while the session is there"
 	case t.unseen != nil:
-		return t.Unseen() + "; what the files API wrote:"
+		return t.Unseen()
+	case !t.Ended:
+		return "the writable layer was not looked at yet: `berm audit changes` does"
 	}
-	return "the writable layer was not looked at; what the files API wrote:"
+	return "the writable layer was not looked at"
 }
 
 func (t *Timeline) look(at time.Time) (last *look) {
