@@ -94,7 +94,8 @@ func OpenShared(dir string) (*DB, error) {
 	}
 	n, err := db.schema()
 	if err == nil && n != len(migrations) {
-		err = berm.Errorf(berm.Unsupported, "the running server uses database schema %d, this berm %d", n, len(migrations))
+		err = berm.Errorf(berm.Unsupported, "the running server uses database schema %d, this berm %d", n, len(migrations)).
+			WithHint("they are of different versions: start the server again with this berm, or use the server's")
 	}
 	if err != nil {
 		return nil, errors.Join(err, db.Close())

@@ -590,7 +590,7 @@ func TestPoliciesOfASandbox(t *testing.T) {
 	set(map[string]any{"network": map[string]any{"reach": "rules", "revision": 2, "document": map[string]any{"version": 1, "rules": []any{map[string]any{"id": "r", "to": []string{"a.test"}}}}}})
 	set(map[string]any{"network": map[string]any{"revision": 3, "document": map[string]any{"version": 7}}})
 	holds(t, words(t, l), []string{
-		"the wall was set by key k1\n", "from 00:00.006 on\n    Everything else on the public internet is allowed", "from 00:01.009 on\n    Allow a.test on ports 80 and 443.\n    Everything else is denied.\n",
+		"the wall was set by key k1\n", "from 00:00.006 on\n    Everything on the public internet is allowed", "from 00:01.009 on\n    Allow a.test on ports 80 and 443.\n    Everything else is denied.\n",
 		"the network policy was set by key k1: Allow a.test on ports 80 and 443. Everything else is denied.", "The log does not tell what: ", "nothing, and nothing was tried", "was not looked at yet: `berm audit changes` does\n  what the files API wrote:\n",
 	}, nil)
 

@@ -28,9 +28,13 @@ type RuleDescription struct {
 
 // Describe says what a policy means.
 func (p *Policy) Describe(table *address.Table, now time.Time) Description {
-	d := Description{Rules: []RuleDescription{}, Default: "Everything else is denied."}
+	everything := "Everything else"
+	if len(p.Rules) == 0 {
+		everything = "Everything"
+	}
+	d := Description{Rules: []RuleDescription{}, Default: everything + " is denied."}
 	if p.Default == AllowPublic {
-		d.Default = "Everything else on the public internet is allowed over TCP, but for the ports of mail and DNS."
+		d.Default = everything + " on the public internet is allowed over TCP, but for the ports of mail and DNS."
 	}
 	for i := range p.Rules {
 		d.Rules = append(d.Rules, p.Rules[i].describe(now))

@@ -115,4 +115,7 @@ All flows together: at most 1GiB sent and 10 flows at a time.`
 	if got := strings.Join(lines, "\n"); got != want {
 		t.Error(got)
 	}
+	if got := decode(t, "version: 1\n").Describe(testTable(t), time.Now()).Default; got != "Everything is denied." {
+		t.Error(got)
+	}
 }
