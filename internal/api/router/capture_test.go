@@ -31,6 +31,7 @@ import (
 	guestfiles "github.com/berm-sandbox/berm/internal/guest/files"
 	"github.com/berm-sandbox/berm/internal/guest/filesystem"
 	"github.com/berm-sandbox/berm/internal/guest/process"
+	"github.com/berm-sandbox/berm/internal/proto/codec"
 	fspb "github.com/berm-sandbox/berm/internal/proto/filesystem"
 	"github.com/berm-sandbox/berm/internal/proto/filesystem/filesystemconnect"
 	pb "github.com/berm-sandbox/berm/internal/proto/process"
@@ -100,7 +101,7 @@ func newCaptured(t *testing.T) *captured {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	mux.Handle(processconnect.NewProcessHandler(process.NewService(cfg), connect.WithCodec(process.JSON{}), connect.WithCompressMinBytes(math.MaxInt)))
+	mux.Handle(processconnect.NewProcessHandler(process.NewService(cfg), connect.WithCodec(codec.JSON{}), connect.WithCompressMinBytes(math.MaxInt)))
 	mux.Handle(filesystemconnect.NewFilesystemHandler(filesystem.NewService(cfg)))
 	f := guestfiles.NewHandler(cfg)
 	mux.HandleFunc("GET /files", f.Get)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm/internal/guest/config"
+	"github.com/berm-sandbox/berm/internal/proto/codec"
 	pb "github.com/berm-sandbox/berm/internal/proto/process"
 	"github.com/berm-sandbox/berm/internal/proto/process/processconnect"
 )
@@ -50,7 +51,7 @@ func serve(t testing.TB, configJSON string, options ...connect.ClientOption) *be
 	}
 	b := &bench{service: NewService(c)}
 	mux := http.NewServeMux()
-	mux.Handle(processconnect.NewProcessHandler(b.service, connect.WithCodec(JSON{})))
+	mux.Handle(processconnect.NewProcessHandler(b.service, connect.WithCodec(codec.JSON{})))
 	srv := httptest.NewUnstartedServer(mux)
 	srv.Config.Protocols = new(http.Protocols)
 	srv.Config.Protocols.SetHTTP1(true)

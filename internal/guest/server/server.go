@@ -19,6 +19,7 @@ import (
 	"github.com/berm-sandbox/berm/internal/guest/ports"
 	"github.com/berm-sandbox/berm/internal/guest/process"
 	"github.com/berm-sandbox/berm/internal/guest/rest"
+	"github.com/berm-sandbox/berm/internal/proto/codec"
 	"github.com/berm-sandbox/berm/internal/proto/filesystem/filesystemconnect"
 	"github.com/berm-sandbox/berm/internal/proto/process/processconnect"
 )
@@ -55,7 +56,7 @@ func New(c *config.Config) *Server {
 	options := []connect.HandlerOption{
 		connect.WithReadMaxBytes(maxMessage),
 		connect.WithCompressMinBytes(minCompress),
-		connect.WithCodec(process.JSON{}),
+		connect.WithCodec(codec.JSON{}),
 	}
 	mux := http.NewServeMux()
 	mux.Handle(processconnect.NewProcessHandler(process.NewService(c), options...))

@@ -1,4 +1,7 @@
-package process
+// Package codec writes and reads messages of the guest agent's protocol where the output of
+// processes, which is nearly all that an agent sends, needs a shorter way than the generated
+// code's.
+package codec
 
 import (
 	"encoding/base64"
@@ -10,9 +13,8 @@ import (
 	pb "github.com/berm-sandbox/berm/internal/proto/process"
 )
 
-// JSON is Connect's codec for JSON with a short way for the output of processes, which
-// is nearly all that an agent sends: protojson makes a string of the base64 and looks
-// at each character of it, and all that is garbage afterwards.
+// JSON is Connect's codec for JSON with a short way for output: protojson makes a string of the
+// base64 and looks at each character of it, and all that is garbage afterwards.
 type JSON struct{}
 
 // Name is what the content type calls the codec.
@@ -23,18 +25,23 @@ func (c JSON) Marshal(message any) ([]byte, error) { return c.MarshalAppend(nil,
 
 // MarshalAppend encodes a message behind dst.
 func (JSON) MarshalAppend(dst []byte, message any) ([]byte, error) {
-	if name, data := output(message); name != "" {
-		dst = append(dst, `{"event":{"data":{"`...)
-		dst = append(dst, name...)
-		dst = append(dst, `":"`...)
-		dst = base64.StdEncoding.AppendEncode(dst, data)
-		return append(dst, `"}}}`...), nil
+	if stream, data := output(message); stream != "" {
+		return AppendOutput(dst, stream, data), nil
 	}
 	m, ok := message.(proto.Message)
 	if !ok {
 		return nil, errNoMessage
 	}
 	return protojson.MarshalOptions{}.MarshalAppend(dst, m)
+}
+
+// AppendOutput encodes the message of a piece of output behind dst. stream is Stdout, Stderr or PTY.
+func AppendOutput(dst []byte, stream string, data []byte) []byte {
+	dst = append(dst, `{"event":{"data":{"`...)
+	dst = append(dst, stream...)
+	dst = append(dst, `":"`...)
+	dst = base64.StdEncoding.AppendEncode(dst, data)
+	return append(dst, `"}}}`...)
 }
 
 // Unmarshal decodes a message. Unknown fields are left out: clients may be newer.
@@ -48,8 +55,8 @@ func (JSON) Unmarshal(data []byte, message any) error {
 
 var errNoMessage = errors.New("not a message of a protocol")
 
-// output takes the output of a process out of a message. Without any the name is "".
-func output(message any) (name string, data []byte) {
+// output takes the output of a process out of a message. Without any the stream is "".
+func output(message any) (stream string, data []byte) {
 	var event *pb.ProcessEvent
 	switch m := message.(type) {
 	case *pb.StartResponse:
@@ -59,11 +66,11 @@ func output(message any) (name string, data []byte) {
 	}
 	switch o := event.GetData().GetOutput().(type) {
 	case *pb.ProcessEvent_DataEvent_Stdout:
-		return "stdout", o.Stdout
+		return Stdout, o.Stdout
 	case *pb.ProcessEvent_DataEvent_Stderr:
-		return "stderr", o.Stderr
+		return Stderr, o.Stderr
 	case *pb.ProcessEvent_DataEvent_Pty:
-		return "pty", o.Pty
+		return PTY, o.Pty
 	}
 	return "", nil
 }
