@@ -159,6 +159,13 @@ func (c *captured) run(script string, options ...connect.ClientOption) ([]byte, 
 	return out, stream.Err()
 }
 
+// inBothCodecs runs a test with clients that speak Connect as the guest agent does, and with those for whom
+// JSON is made of it.
+func inBothCodecs(t *testing.T, test func(*testing.T, ...connect.ClientOption)) {
+	t.Run("proto", func(t *testing.T) { test(t) })
+	t.Run("json", func(t *testing.T) { test(t, connect.WithProtoJSON()) })
+}
+
 // frames reads the output that a record names.
 func (c *captured) frames(r audit.Record) (all []audit.Frame) {
 	c.t.Helper()
@@ -224,36 +231,40 @@ func TestCommandsAreRecorded(t *testing.T) {
 }
 
 func TestCommandThatCannotBeRecordedIsNotStarted(t *testing.T) {
-	c := newCaptured(t)
-	mark := filepath.Join(t.TempDir(), "mark")
-	c.log.setFail(berm.Errorf(berm.Unavailable, "the disk is full"))
-	_, err := c.run("touch " + mark)
-	if connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "the disk is full") {
-		t.Error(err)
-	}
-	if _, err := os.Stat(mark); err == nil {
-		t.Error("it ran")
-	}
+	inBothCodecs(t, func(t *testing.T, options ...connect.ClientOption) {
+		c := newCaptured(t)
+		mark := filepath.Join(t.TempDir(), "mark")
+		c.log.setFail(berm.Errorf(berm.Unavailable, "the disk is full"))
+		_, err := c.run("touch "+mark, options...)
+		if connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "the disk is full") {
+			t.Error(err)
+		}
+		if _, err := os.Stat(mark); err == nil {
+			t.Error("it ran")
+		}
+	})
 }
 
 func TestCommandOfAStranger(t *testing.T) {
-	c := newCaptured(t)
-	request := sh("true")
-	request.Header().Set("X-Access-Token", "wrong")
-	stream, err := c.processes().Start(t.Context(), request)
-	if err == nil {
-		stream.Receive()
-		err = stream.Err()
-	}
-	if connect.CodeOf(err) != connect.CodeUnauthenticated {
-		t.Error(err)
-	}
-	if _, err := c.run("true"); err != nil {
-		t.Fatal(err)
-	}
-	if all := c.log.of(t, 2, audit.ExecStart, audit.ExecExit); len(all) != 2 {
-		t.Errorf("%+v", all)
-	}
+	inBothCodecs(t, func(t *testing.T, options ...connect.ClientOption) {
+		c := newCaptured(t)
+		request := sh("true")
+		request.Header().Set("X-Access-Token", "wrong")
+		stream, err := c.processes(options...).Start(t.Context(), request)
+		if err == nil {
+			stream.Receive()
+			err = stream.Err()
+		}
+		if connect.CodeOf(err) != connect.CodeUnauthenticated {
+			t.Error(err)
+		}
+		if _, err := c.run("true", options...); err != nil {
+			t.Fatal(err)
+		}
+		if all := c.log.of(t, 2, audit.ExecStart, audit.ExecExit); len(all) != 2 {
+			t.Errorf("%+v", all)
+		}
+	})
 }
 
 func TestRequestsThatCannotBeUnderstood(t *testing.T) {
@@ -290,96 +301,102 @@ func TestRequestsThatCannotBeUnderstood(t *testing.T) {
 
 // What a command does after its client has left is recorded to its end.
 func TestClientLeaves(t *testing.T) {
-	c := newCaptured(t)
-	ctx, cancel := context.WithCancel(t.Context())
-	go_ := filepath.Join(t.TempDir(), "go")
-	stream, err := c.processes().Start(ctx, sh("echo one; while [ ! -e "+go_+" ]; do sleep 0.02; done; echo two; echo three; kill -9 $$"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for stream.Receive() && stream.Msg().GetEvent().GetData() == nil {
-	}
-	cancel()
-	stream.Close()
-	time.Sleep(50 * time.Millisecond)
-	if err := os.WriteFile(go_, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
-	exit := c.log.of(t, 1, audit.ExecExit)[0]
-	if d := exit.Data.(audit.Command); d.Signal != "SIGKILL" || d.Code != nil || exit.Outcome != audit.Failed {
-		t.Errorf("%+v", exit)
-	}
-	if out := joined(c.frames(exit), audit.Stdout); string(out) != "one\ntwo\nthree\n" {
-		t.Errorf("%q", out)
-	}
+	inBothCodecs(t, func(t *testing.T, options ...connect.ClientOption) {
+		c := newCaptured(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		go_ := filepath.Join(t.TempDir(), "go")
+		stream, err := c.processes(options...).Start(ctx, sh("echo one; while [ ! -e "+go_+" ]; do sleep 0.02; done; echo two; echo three; kill -9 $$"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for stream.Receive() && stream.Msg().GetEvent().GetData() == nil {
+		}
+		cancel()
+		stream.Close()
+		time.Sleep(50 * time.Millisecond)
+		if err := os.WriteFile(go_, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		exit := c.log.of(t, 1, audit.ExecExit)[0]
+		if d := exit.Data.(audit.Command); d.Signal != "SIGKILL" || d.Code != nil || exit.Outcome != audit.Failed {
+			t.Errorf("%+v", exit)
+		}
+		if out := joined(c.frames(exit), audit.Stdout); string(out) != "one\ntwo\nthree\n" {
+			t.Errorf("%q", out)
+		}
+	})
 }
 
 // The end of a sandbox is an end of its commands too.
 func TestStreamIsCut(t *testing.T) {
-	c := newCaptured(t)
-	stream, err := c.processes().Start(t.Context(), sh("echo one; exec sleep 60"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var pid uint32
-	for stream.Receive() {
-		if s := stream.Msg().GetEvent().GetStart(); s != nil {
-			pid = s.GetPid()
+	inBothCodecs(t, func(t *testing.T, options ...connect.ClientOption) {
+		c := newCaptured(t)
+		stream, err := c.processes(options...).Start(t.Context(), sh("echo one; exec sleep 60"))
+		if err != nil {
+			t.Fatal(err)
 		}
-		if stream.Msg().GetEvent().GetData() != nil {
-			break
+		var pid uint32
+		for stream.Receive() {
+			if s := stream.Msg().GetEvent().GetStart(); s != nil {
+				pid = s.GetPid()
+			}
+			if stream.Msg().GetEvent().GetData() != nil {
+				break
+			}
 		}
-	}
-	defer c.processes().SendSignal(context.Background(), connect.NewRequest(&pb.SendSignalRequest{
-		Process: &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: pid}}, Signal: pb.Signal_SIGNAL_SIGKILL}))
-	if err := c.sessions.Pause(t.Context(), c.box.ID, audit.Actor{}); err != nil {
-		t.Fatal(err)
-	}
-	exit := c.log.of(t, 1, audit.ExecExit)[0]
-	if d := exit.Data.(audit.Command); d.Code != nil || d.Signal != "" || exit.Outcome != audit.Failed || !strings.Contains(exit.Reason, "cut") {
-		t.Errorf("%+v", exit)
-	}
-	if out := joined(c.frames(exit), audit.Stdout); string(out) != "one\n" {
-		t.Errorf("%q", out)
-	}
-	if _, err := c.sessions.Resume(t.Context(), c.box.ID, time.Minute, audit.Actor{}); err != nil {
-		t.Fatal(err)
-	}
+		defer c.processes().SendSignal(context.Background(), connect.NewRequest(&pb.SendSignalRequest{
+			Process: &pb.ProcessSelector{Selector: &pb.ProcessSelector_Pid{Pid: pid}}, Signal: pb.Signal_SIGNAL_SIGKILL}))
+		if err := c.sessions.Pause(t.Context(), c.box.ID, audit.Actor{}); err != nil {
+			t.Fatal(err)
+		}
+		exit := c.log.of(t, 1, audit.ExecExit)[0]
+		if d := exit.Data.(audit.Command); d.Code != nil || d.Signal != "" || exit.Outcome != audit.Failed || !strings.Contains(exit.Reason, "cut") {
+			t.Errorf("%+v", exit)
+		}
+		if out := joined(c.frames(exit), audit.Stdout); string(out) != "one\n" {
+			t.Errorf("%q", out)
+		}
+		if _, err := c.sessions.Resume(t.Context(), c.box.ID, time.Minute, audit.Actor{}); err != nil {
+			t.Fatal(err)
+		}
+	})
 }
 
 // Of too much output the first and the last part are kept, and told how much is missing.
 func TestMuchOutput(t *testing.T) {
-	c := newCaptured(t)
-	const size = 80 << 20
-	stream, err := c.processes().Start(t.Context(), sh(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x; printf END", size)))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for stream.Receive() {
-	}
-	if err := stream.Err(); err != nil {
-		t.Fatal(err)
-	}
-	exit := c.log.of(t, 1, audit.ExecExit)[0]
-	frames := c.frames(exit)
-	kept := joined(frames, audit.Stdout)
-	var missing int
-	if _, err := fmt.Sscan(string(joined(frames, audit.Cut)), &missing); err != nil {
-		t.Fatal(err)
-	}
-	if got := exit.Data.(audit.Command).Output; got != size+3 || len(kept)+missing != size+3 {
-		t.Errorf("%d of %d bytes kept, %d missing", len(kept), got, missing)
-	}
-	if len(kept) < 60<<20 || exit.Blobs[0].Size > audit.MaxBlob || !bytes.HasSuffix(kept, []byte("xxxEND")) {
-		t.Errorf("%d bytes kept in a blob of %d", len(kept), exit.Blobs[0].Size)
-	}
-	last := time.Duration(0)
-	for _, f := range frames {
-		if f.At < last {
-			t.Fatalf("a frame at %v after one at %v", f.At, last)
+	inBothCodecs(t, func(t *testing.T, options ...connect.ClientOption) {
+		c := newCaptured(t)
+		const size = 80 << 20
+		stream, err := c.processes(options...).Start(t.Context(), sh(fmt.Sprintf("head -c %d /dev/zero | tr '\\0' x; printf END", size)))
+		if err != nil {
+			t.Fatal(err)
 		}
-		last = f.At
-	}
+		for stream.Receive() {
+		}
+		if err := stream.Err(); err != nil {
+			t.Fatal(err)
+		}
+		exit := c.log.of(t, 1, audit.ExecExit)[0]
+		frames := c.frames(exit)
+		kept := joined(frames, audit.Stdout)
+		var missing int
+		if _, err := fmt.Sscan(string(joined(frames, audit.Cut)), &missing); err != nil {
+			t.Fatal(err)
+		}
+		if got := exit.Data.(audit.Command).Output; got != size+3 || len(kept)+missing != size+3 {
+			t.Errorf("%d of %d bytes kept, %d missing", len(kept), got, missing)
+		}
+		if len(kept) < 60<<20 || exit.Blobs[0].Size > audit.MaxBlob || !bytes.HasSuffix(kept, []byte("xxxEND")) {
+			t.Errorf("%d bytes kept in a blob of %d", len(kept), exit.Blobs[0].Size)
+		}
+		last := time.Duration(0)
+		for _, f := range frames {
+			if f.At < last {
+				t.Fatalf("a frame at %v after one at %v", f.At, last)
+			}
+			last = f.At
+		}
+	})
 }
 
 func TestTerminalIsResized(t *testing.T) {

@@ -117,8 +117,15 @@ func holdsKey(value string) bool {
 	return ok && len(rest) >= 40 && strings.Trim(rest[:40], "0123456789abcdef") == ""
 }
 
-// proxy makes the reverse proxy of one request, which is recorded as call unless that is nil.
-func (l *line) proxy(route *control.Route, port uint16, call capture.Call) *httputil.ReverseProxy {
+// exchange is a request to a sandbox and what becomes of it.
+type exchange struct {
+	asked *http.Request        // as the client sent it
+	call  capture.Call         // nil: it is not recorded
+	json  func(*http.Response) // makes JSON of the answer, as it was asked for; nil: it is
+}
+
+// proxy makes the reverse proxy of one request.
+func (l *line) proxy(route *control.Route, port uint16, x exchange) *httputil.ReverseProxy {
 	masks := port == berm.AgentPort && route.HasSecrets()
 	p := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
@@ -153,28 +160,30 @@ func (l *line) proxy(route *control.Route, port uint16, call capture.Call) *http
 		ErrorHandler:  func(w http.ResponseWriter, r *http.Request, err error) { failed(w, r, route.ID, port, err) },
 		ErrorLog:      silent,
 	}
-	if masks {
-		p.ModifyResponse = func(r *http.Response) error { return mask(route, r) }
-	}
-	if call != nil {
-		p.ModifyResponse = func(r *http.Response) error {
-			if masks {
-				if err := mask(route, r); err != nil {
-					return err
-				}
+	p.ModifyResponse = func(r *http.Response) error {
+		if masks {
+			if err := mask(route, r); err != nil {
+				return err
 			}
-			if err := call.Answer(r); err != nil {
+		}
+		if x.call != nil {
+			if err := x.call.Answer(r); err != nil {
 				return &unrecorded{err}
 			}
-			return nil
 		}
+		if x.json != nil {
+			x.json(r)
+		}
+		return nil
+	}
+	if x.call != nil {
 		p.ErrorHandler = func(w http.ResponseWriter, r *http.Request, err error) {
 			var lost *unrecorded
 			if errors.As(err, &lost) {
-				capture.Refuse(w, r, lost.error)
+				capture.Refuse(w, x.asked, lost.error)
 				return
 			}
-			call.Failed(err)
+			x.call.Failed(err)
 			failed(w, r, route.ID, port, err)
 		}
 	}
@@ -211,7 +220,7 @@ var silent = log.New(io.Discard, "", 0)
 // buffers are shared by all proxied streams.
 type buffers struct{}
 
-var pool = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
+var pool = sync.Pool{New: func() any { b := make([]byte, 64<<10); return &b }}
 
 func (buffers) Get() []byte  { return *pool.Get().(*[]byte) }
 func (buffers) Put(b []byte) { pool.Put(&b) }

@@ -267,14 +267,15 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 		}
 		return
 	}
-	var call capture.Call
+	x := exchange{asked: r}
 	if to.port == berm.AgentPort {
 		who := caller(r, route)
 		if r.Method == http.MethodPost && r.URL.Path == startPath && who.Known {
 			route.Checkpoint(r.Context())
 		}
-		if call, err = rt.Capture.Request(r, who); err != nil {
-			capture.Refuse(w, r, err)
+		r, x.json = capture.Binary(r)
+		if x.call, err = rt.Capture.Request(r, who); err != nil {
+			capture.Refuse(w, x.asked, err)
 			return
 		}
 	}
@@ -282,7 +283,7 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 	cut := context.AfterFunc(life, func() { cancel(errCut) })
 	left := context.AfterFunc(r.Context(), func() { cancel(r.Context().Err()) })
 	release := func() { cut(); cancel(nil) }
-	if call != nil && call.Outlive(release) {
+	if x.call != nil && x.call.Outlive(release) {
 		left()
 	} else {
 		defer release()
@@ -293,7 +294,7 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 	// The server reads what is left of a body before the next request; a client that
 	// sends nothing more must not hold it.
 	defer func() { _ = client.SetReadDeadline(time.Now().Add(drainTime)) }()
-	rt.line(route, life).proxy(route, to.port, call).ServeHTTP(w, r.WithContext(ctx))
+	rt.line(route, life).proxy(route, to.port, x).ServeHTTP(w, r.WithContext(ctx))
 }
 
 // startPath is where commands are started.

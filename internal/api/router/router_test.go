@@ -711,7 +711,7 @@ func TestHTTPSPort(t *testing.T) {
 	}
 	l.http1.TLSClientConfig = &tls.Config{InsecureSkipVerify: true}
 	out := httptest.NewRecorder()
-	l.proxy(route, 8443, nil).ServeHTTP(out, httptest.NewRequest(http.MethodGet, "https://8443-x.berm.test/x", nil))
+	l.proxy(route, 8443, exchange{}).ServeHTTP(out, httptest.NewRequest(http.MethodGet, "https://8443-x.berm.test/x", nil))
 	if out.Code != 200 || !strings.Contains(out.Body.String(), `"path":"/x"`) {
 		t.Errorf("%d %s", out.Code, out.Body)
 	}

@@ -1,27 +1,33 @@
 package capture
 
 import (
-	"encoding/base64"
-	"encoding/binary"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/berm-sandbox/berm/internal/audit"
+	pb "github.com/berm-sandbox/berm/internal/proto/process"
 )
 
-// BenchmarkOutput is what looking at a command's output costs.
+// BenchmarkOutput is what looking at a command's output costs: what is recorded of it, and JSON for the
+// client.
 func BenchmarkOutput(b *testing.B) {
-	message := []byte(`{"event":{"data":{"stdout":"` + base64.StdEncoding.EncodeToString(make([]byte, 30<<10)) + `"}}}`)
-	frame := append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(message))), message...)
+	message, err := proto.Marshal(&pb.StartResponse{Event: &pb.ProcessEvent{Event: &pb.ProcessEvent_Data{Data: &pb.ProcessEvent_DataEvent{
+		Output: &pb.ProcessEvent_DataEvent_Stdout{Stdout: make([]byte, 30<<10)}}}}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	frame := appendEnvelope(nil, 0, message)
 	for name, output := range map[string]bool{"kept": true, "counted": false} {
 		b.Run(name, func(b *testing.B) {
 			recorder := New(audit.Discard, audit.Directory(b.TempDir()), output, slog.New(slog.DiscardHandler))
 			start := func() *command {
-				request, _ := http.NewRequest(http.MethodPost, "http://x/process.Process/Start", strings.NewReader("\x00\x00\x00\x00\x02{}"))
-				request.Header.Set("Content-Type", "application/connect+json")
+				request, _ := http.NewRequest(http.MethodPost, "http://x/process.Process/Start", strings.NewReader("\x00\x00\x00\x00\x00"))
+				request.Header.Set("Content-Type", binaryStream)
 				call, err := recorder.Request(request, Caller{Sandbox: "i", Known: true})
 				if err != nil {
 					b.Fatal(err)
@@ -44,4 +50,23 @@ func BenchmarkOutput(b *testing.B) {
 			m.finish(audit.OK, "")
 		})
 	}
+	b.Run("json", func(b *testing.B) {
+		b.SetBytes(30 << 10)
+		r := transcoder{body: io.NopCloser(endless(frame))}
+		p := make([]byte, 64<<10)
+		for n := 0; b.Loop(); n += 40 << 10 {
+			for read := 0; read < 40<<10; { // as base64
+				k, err := r.Read(p)
+				if err != nil {
+					b.Fatal(err)
+				}
+				read += k
+			}
+		}
+	})
 }
+
+// endless reads the same over and over.
+type endless []byte
+
+func (e endless) Read(p []byte) (int, error) { return copy(p, e), nil }

@@ -1,8 +1,6 @@
 package capture
 
 import (
-	"bytes"
-	"encoding/base64"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -17,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/proto/codec"
 	pb "github.com/berm-sandbox/berm/internal/proto/process"
 )
 
@@ -40,11 +39,13 @@ type command struct {
 	ended  bool  // the agent told how the command ended
 	failed failure
 	odd    string
-	decode []byte
 }
 
 // failure is why the agent ended a stream: a code of the Connect protocol and a text, "" for none.
-type failure struct{ Code, Message string }
+type failure struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
 
 // start records a command before it is started.
 func (c *Recorder) start(r *http.Request, who Caller) (Call, error) {
@@ -194,18 +195,12 @@ func (m *command) skipped(n int64) {
 	}
 }
 
-var (
-	jsonData = []byte(`{"event":{"data":{"`)
-	jsonTail = []byte(`"}}}`)
-)
-
 // message takes one message of the stream.
 func (m *command) message(raw []byte) {
-	if m.format.json { // as the agent's own encoder writes output; see process.JSON
-		if rest, ok := bytes.CutPrefix(raw, jsonData); ok {
-			if rest, ok = bytes.CutSuffix(rest, jsonTail); ok && m.jsonOutput(rest) {
-				return
-			}
+	if !m.format.json {
+		if stream, data := codec.Output(raw); stream != "" {
+			m.output(streams[stream], data)
+			return
 		}
 	}
 	var response pb.StartResponse
@@ -232,32 +227,8 @@ func (m *command) message(raw []byte) {
 	}
 }
 
-// jsonOutput takes output that is encoded as NAME":"BASE64, and reports whether it was.
-func (m *command) jsonOutput(rest []byte) bool {
-	name, encoded, ok := bytes.Cut(rest, []byte(`":"`))
-	if !ok {
-		return false
-	}
-	stream := audit.Stdout
-	switch string(name) {
-	case "stdout", "pty":
-	case "stderr":
-		stream = audit.Stderr
-	default:
-		return false
-	}
-	if !m.recorder.output {
-		m.bytes += int64(base64.StdEncoding.DecodedLen(len(encoded)) - bytes.Count(encoded[max(0, len(encoded)-2):], []byte("=")))
-		return true
-	}
-	m.decode = slices.Grow(m.decode[:0], base64.StdEncoding.DecodedLen(len(encoded)))
-	n, err := base64.StdEncoding.Decode(m.decode[:cap(m.decode)], encoded)
-	if err != nil {
-		return false
-	}
-	m.output(stream, m.decode[:n])
-	return true
-}
+// streams are those of output in the log.
+var streams = map[string]audit.Stream{codec.Stdout: audit.Stdout, codec.Stderr: audit.Stderr, codec.PTY: audit.Stdout}
 
 func (m *command) output(stream audit.Stream, data []byte) {
 	m.bytes += int64(len(data))

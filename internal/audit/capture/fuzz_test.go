@@ -1,13 +1,20 @@
 package capture
 
 import (
+	"bytes"
+	"encoding/binary"
+	"encoding/json"
 	"io"
 	"log/slog"
 	"net/http"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
 	"github.com/berm-sandbox/berm/internal/audit"
+	pb "github.com/berm-sandbox/berm/internal/proto/process"
 )
 
 // FuzzStream feeds what a guest agent may answer, cut into two reads anywhere.
@@ -56,16 +63,96 @@ func FuzzRequest(f *testing.F) {
 		}
 		request.URL.Path = path
 		request.Header.Set("Content-Type", kind)
+		request, answer := Binary(request)
 		call, err := recorder.Request(request, Caller{Sandbox: "i", Known: true})
 		if err != nil {
 			return
 		}
-		if got, err := io.ReadAll(request.Body); err != nil || string(got) != content {
-			t.Fatalf("the request was changed: %q, %v", got, err)
+		got, err := io.ReadAll(request.Body)
+		switch {
+		case err != nil || int64(len(got)) != request.ContentLength:
+			t.Fatalf("%d bytes, announced as %d: %v", len(got), request.ContentLength, err)
+		case answer == nil && string(got) != content:
+			t.Fatalf("the request was changed: %q", got)
+		case answer != nil && !sameRequest(t, path, []byte(content), got):
+			t.Fatalf("%q became %q", content, got)
 		}
 		if call != nil {
 			call.Outlive(func() {})
 			_ = call.Answer(&http.Response{StatusCode: 404, Status: "404 Not Found", Body: http.NoBody})
+		}
+	})
+}
+
+// sameRequest says whether a message in JSON and one in the binary codec, each in an envelope, are the same,
+// and what follows them.
+func sameRequest(t *testing.T, path string, text, encoded []byte) bool {
+	var want, got proto.Message = new(pb.StartRequest), new(pb.StartRequest)
+	if path != "/process.Process/Start" {
+		want, got = new(pb.ConnectRequest), new(pb.ConnectRequest)
+	}
+	if err := (format{json: true, envelope: true}).decode(text, want); err != nil {
+		t.Fatal(err)
+	}
+	if err := (format{envelope: true}).decode(encoded, got); err != nil {
+		t.Fatal(err)
+	}
+	rest := func(b []byte) string { return string(b[envelopeSize+binary.BigEndian.Uint32(b[1:]):]) }
+	return proto.Equal(want, got) && rest(text) == rest(encoded)
+}
+
+// FuzzBinary feeds what a guest agent may answer in the binary codec, cut into two reads anywhere, to a
+// client that speaks JSON. The client gets the messages that can be read up to the first that cannot, and then
+// an end.
+func FuzzBinary(f *testing.F) {
+	f.Add([]byte("\x00\x00\x00\x00\x08\x0a\x06\x12\x04\x0a\x02hi\x02\x00\x00\x00\x02{}"), 3)
+	f.Add([]byte("\x00\x00\x00\x00\x06\x0a\x04\x0a\x02\x08\x01\x01\xff\xff\xff\xff"), 12)
+	f.Add([]byte("\x00\x00\x00\x00\x00\x00\x00\x10\x00\x01\x00"), 6)
+	f.Add([]byte("\x02\x00\x00\x00\x02{}\x00\x00\x00\x00\x00"), 7)
+	f.Fuzz(func(t *testing.T, answer []byte, at int) {
+		request, _ := http.NewRequest(http.MethodPost, "http://x/process.Process/Start", strings.NewReader("\x00\x00\x00\x00\x02{}"))
+		request.Header.Set("Content-Type", jsonStream)
+		_, answered := Binary(request)
+		at = max(0, min(at, len(answer)))
+		r := &http.Response{StatusCode: 200, Header: http.Header{"Content-Type": {binaryStream}},
+			Body: io.NopCloser(io.MultiReader(bytes.NewReader(answer[:at]), bytes.NewReader(answer[at:])))}
+		answered(r)
+		got, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		envelope := func(b []byte) (flags byte, content, rest []byte, ok bool) {
+			if len(b) < envelopeSize || uint64(len(b)-envelopeSize) < uint64(binary.BigEndian.Uint32(b[1:])) {
+				return 0, nil, nil, false
+			}
+			size := binary.BigEndian.Uint32(b[1:])
+			return b[0], b[envelopeSize:][:size], b[envelopeSize+size:], true
+		}
+		for {
+			flags, content, rest, ok := envelope(answer)
+			var want pb.StartResponse
+			readable := ok && flags == 0 && len(content) <= maxMessage && proto.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(content, &want) == nil
+			if len(answer) == 0 {
+				break
+			}
+			gotFlags, message, more, whole := envelope(got)
+			if !whole {
+				t.Fatalf("%q after all that was to be read, for %q", got, answer)
+			}
+			answer, got = rest, more
+			if !readable {
+				if gotFlags != flagEnd || ok && flags == flagEnd && string(message) != string(content) || !json.Valid(message) && flags != flagEnd {
+					t.Fatalf("flags %d, %q for flags %d, %q", gotFlags, message, flags, content)
+				}
+				break
+			}
+			var response pb.StartResponse
+			if err := protojson.Unmarshal(message, &response); gotFlags != 0 || err != nil || !proto.Equal(&want, &response) {
+				t.Fatalf("flags %d, %q, want %v: %v", gotFlags, message, &want, err)
+			}
+		}
+		if len(got) > 0 {
+			t.Fatalf("%q after the end", got)
 		}
 	})
 }
