@@ -1,10 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"math"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -59,13 +61,13 @@ func (b *bench) record(ctx context.Context) error {
 			for i := range sides {
 				s := sides[(i+round)%2]
 				begin, used := time.Now(), processorTime(s.server.PID())
-				r, err := s.box.Run(ctx, harness.Shell("root", load.script+"\ntimes >&2"))
+				r, err := s.box.Run(ctx, harness.Shell("root", load.script))
 				if err != nil || r.Code != 0 {
 					return fmt.Errorf("%s: %w: %d %s", load.name, err, r.Code, r.Stderr)
 				}
 				pair[s.name] = time.Since(begin)
 				if round > 0 {
-					cpu[s.name] += processorTime(s.server.PID()) - used + inside(r.Stderr)
+					cpu[s.name] += processorTime(s.server.PID()) - used
 				}
 			}
 			if round == 0 { // what is loaded once
@@ -91,24 +93,30 @@ func (b *bench) record(ctx context.Context) error {
 	return nil
 }
 
-// processorTime is what a process has used.
-func processorTime(pid int) time.Duration {
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		return 0
+// processorTime is what a process and all below it have used, with those that have ended.
+func processorTime(root int) (all time.Duration) {
+	parents, used := map[int]int{}, map[int]time.Duration{}
+	stats, _ := filepath.Glob("/proc/[0-9]*/stat")
+	for _, path := range stats {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			continue // it has ended
+		}
+		// "pid (name) state ppid …": the name may hold anything.
+		fields := strings.Fields(string(text[bytes.LastIndexByte(text, ')')+1:]))
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path)))
+		parents[pid], _ = strconv.Atoi(fields[1])
+		for _, ticks := range fields[11:15] { // user and system, then of children that have ended
+			n, _ := strconv.Atoi(ticks)
+			used[pid] += time.Duration(n) * 10 * time.Millisecond // USER_HZ is 100
+		}
 	}
-	_, rest, _ := strings.Cut(string(text), ") ")
-	fields := strings.Fields(rest)
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ is 100
-}
-
-// inside is what the shell's times tells: of itself and of its children.
-func inside(times string) (all time.Duration) {
-	for _, field := range strings.Fields(times) {
-		if d, err := time.ParseDuration(field); err == nil {
-			all += d
+	for pid := range parents {
+		for up := pid; up > 1; up = parents[up] {
+			if up == root {
+				all += used[pid]
+				break
+			}
 		}
 	}
 	return all
