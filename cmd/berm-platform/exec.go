@@ -29,7 +29,7 @@ act on it; files and pipes get every byte as it is. Ctrl-C (and TERM, HUP, QUIT)
 to the command and what it started; a second one kills it.`,
 		Example: `  berm exec i0abcdefghijklmnopqrs -- python3 -c 'print(6 * 7)'
   berm exec i0abcdefghijklmnopqrs --user root -- sh -c 'apt-get update && apt-get install -y jq'
-  tar c . | berm exec i0abcdefghijklmnopqrs -i --cwd /tmp -- tar x
+  tar c src | berm exec i0abcdefghijklmnopqrs -i --cwd /tmp -- tar x
   berm exec i0abcdefghijklmnopqrs -t -- top`,
 		Args:              cli.UsageArgs(cobra.MinimumNArgs(1)),
 		ValidArgsFunction: completeFirstSandbox(),

@@ -109,7 +109,7 @@ type rerun struct {
 	notice func(format string, args ...any)
 	agents map[string]*client.Agent
 	fresh  *client.Sandbox
-	pids   map[*replay.Command]int // of the processes that run a command again
+	pids   map[*replay.Command]int // of the processes that run a command again; 0 of one that is refused again
 }
 
 // do runs everything again and compares.
@@ -153,7 +153,8 @@ func (r *rerun) do(ctx context.Context, keep bool) (id berm.SandboxID, result re
 	for _, c := range r.was.Commands {
 		pair := [2]*replay.Command{c}
 		for _, a := range is.Commands {
-			if pid := r.pids[c]; pid != 0 && a.PID == pid && slices.Equal(a.Argv, c.Argv) {
+			pid, begun := r.pids[c]
+			if begun && a.PID == pid && slices.Equal(a.Argv, c.Argv) && (pid != 0 || a.Result() == audit.NotStarted) {
 				pair[1] = a
 			}
 		}
@@ -253,6 +254,10 @@ func (r *rerun) run(ctx context.Context) error {
 			continue
 		}
 		p, err := r.start(ctx, s.command)
+		if err != nil && ctx.Err() == nil && s.command.Result() == audit.NotStarted {
+			r.pids[s.command] = 0
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("command %d: %w", s.command.Number, err)
 		}
