@@ -576,6 +576,10 @@ func (s *Store) collect(ctx context.Context) error {
 		return err
 	}
 	for _, u := range unfinished {
+		info, err := u.Info()
+		if err != nil || strings.HasPrefix(u.Name(), jsonPrefix) && time.Since(info.ModTime()) < writeTime {
+			continue // it has its place now, or is being written: for that nobody takes the lock
+		}
 		garbage = append(garbage, filepath.Join("tmp", u.Name()))
 	}
 	return s.removeAll(ctx, garbage)
@@ -663,6 +667,12 @@ func (s *Store) leases() (map[string][]string, error) {
 	return used, nil
 }
 
+// jsonPrefix begins the names of the store's files in tmp, and writeTime bounds how long one is written.
+const (
+	jsonPrefix = "json-"
+	writeTime  = time.Minute
+)
+
 // writeJSON replaces a file of the store in one step, and for good.
 func (s *Store) writeJSON(name string, value any) error { return s.replace(name, value, true) }
 
@@ -673,7 +683,7 @@ func (s *Store) replace(name string, value any, durable bool) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Join(s.dir, "tmp"), "json-")
+	f, err := os.CreateTemp(filepath.Join(s.dir, "tmp"), jsonPrefix)
 	if err != nil {
 		return err
 	}

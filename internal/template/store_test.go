@@ -294,6 +294,33 @@ func TestConcurrentUse(t *testing.T) {
 	wg.Wait()
 }
 
+// Who writes down a build holds no lock, and others clean up meanwhile.
+func TestSaveBuildWhileOthersCollect(t *testing.T) {
+	s := newStore(t)
+	stop := make(chan struct{})
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				if err := s.Collect(t.Context()); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		}
+	})
+	for end := time.Now().Add(time.Second); time.Now().Before(end) && !t.Failed(); {
+		if err := s.SaveBuild(Build{ID: "b", State: Waiting}); err != nil {
+			t.Error(err)
+		}
+	}
+	close(stop)
+	wg.Wait()
+}
+
 func TestLockGivesUp(t *testing.T) {
 	s := newStore(t)
 	unlock, err := s.lock(t.Context(), "lock", unix.LOCK_SH)
