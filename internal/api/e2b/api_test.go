@@ -51,6 +51,7 @@ type world struct {
 	log     *enginetest.Log
 	logged  *audittest.Log // what the routes of the audit log read
 	eraser  *eraser
+	images  *template.Store
 	builder *builder.Builder
 	router  routers.Router
 
@@ -70,8 +71,11 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	log := slog.New(slog.NewTextHandler(w.log, nil))
+	if w.images, err = template.Open(filepath.Join(t.TempDir(), "templates")); err != nil {
+		t.Fatal(err)
+	}
 	c := control.Config{
-		Engine: w.engine, Templates: enginetest.Templates{}, Store: db, Audit: w.audit, Log: log,
+		Engine: w.engine, Templates: templatesAndBase{w.images}, Store: db, Audit: w.audit, Log: log,
 		Seed: make([]byte, 32), MaxTimeout: 24 * time.Hour, SampleEvery: 20 * time.Millisecond, SnapshotDir: t.TempDir(),
 	}
 	for _, f := range configure {
@@ -93,11 +97,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = found.Close() })
-	images, err := template.Open(filepath.Join(t.TempDir(), "templates"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if w.builder, err = builder.New(builder.Config{Sessions: sessions, Store: images, Audit: w.audit, Dir: t.TempDir(), Log: log}); err != nil {
+	if w.builder, err = builder.New(builder.Config{Sessions: sessions, Store: w.images, Audit: w.audit, Dir: t.TempDir(), Log: log}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.builder.Close)
@@ -106,7 +106,7 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 	recorder := capture.New(w.audit, audit.Directory(t.TempDir()), true, log)
 	t.Cleanup(recorder.Close)
 	w.containers = container.New(container.Config{Sessions: sessions, Inside: router.Inside{Sessions: sessions, Capture: recorder}, Template: "base", Audit: w.audit, Capture: recorder})
-	w.Server = httptest.NewServer(New(Config{Builder: w.builder, Containers: w.containers, UploadKey: make([]byte, 32), Sessions: sessions, Templates: enginetest.Templates{}, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))
+	w.Server = httptest.NewServer(New(Config{Builder: w.builder, Containers: w.containers, UploadKey: make([]byte, 32), Sessions: sessions, Templates: c.Templates, Keys: db, Secrets: secrets, Audit: w.audit, Trail: found, Eraser: w.eraser, Log: log}))
 	t.Cleanup(w.Close)
 	doc := document(t)
 	doc.Servers = openapi3.Servers{{URL: w.URL}}
@@ -114,6 +114,21 @@ func newWorld(t testing.TB, configure ...func(*control.Config)) *world {
 		t.Fatal(err)
 	}
 	return w
+}
+
+// templatesAndBase is a store that has base, too.
+type templatesAndBase struct{ *template.Store }
+
+func (t templatesAndBase) Resolve(ctx context.Context, team berm.Team, ref string) (berm.Template, error) {
+	if base, err := (enginetest.Templates{}).Resolve(ctx, team, ref); err == nil {
+		return base, nil
+	}
+	return t.Store.Resolve(ctx, team, ref)
+}
+
+func (t templatesAndBase) List(ctx context.Context) ([]berm.Template, error) {
+	all, err := t.Store.List(ctx)
+	return append(all, enginetest.Base), err
 }
 
 func document(t testing.TB) *openapi3.T {
