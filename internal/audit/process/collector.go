@@ -55,6 +55,7 @@ type Collector struct {
 
 	telling sync.Mutex
 	records []audit.Record // that are not emitted yet
+	noted   []time.Time    // when each of them was
 
 	mu      sync.Mutex
 	boxes   map[uint32]*box // by pid namespace
@@ -372,6 +373,7 @@ func (c *Collector) later(id berm.SandboxID) func(audit.Type, audit.Outcome, str
 	return func(what audit.Type, outcome audit.Outcome, reason string, data any) {
 		c.telling.Lock()
 		c.records = append(c.records, recordOf(id, "kernel", what, outcome, reason, data))
+		c.noted = append(c.noted, time.Now())
 		full := len(c.records) >= mostRecords
 		c.telling.Unlock()
 		if full {
@@ -387,11 +389,17 @@ func (c *Collector) emit() {
 	if len(c.records) == 0 {
 		return
 	}
+	for i, r := range c.records {
+		if p, ok := r.Data.(audit.Process); ok { // whose time is counted from the record's
+			p.Ago += time.Since(c.noted[i]).Microseconds()
+			c.records[i].Data = p
+		}
+	}
 	if err := audit.EmitAll(c.audit, c.records); err != nil {
 		c.log.Error("audit records lost", "what", "process records", "count", len(c.records), "error", err)
 	}
 	clear(c.records)
-	c.records = c.records[:0]
+	c.records, c.noted = c.records[:0], c.noted[:0]
 }
 
 var types = map[trace.Kind]audit.Type{trace.Exec: audit.ProcExec, trace.Fork: audit.ProcFork, trace.Exit: audit.ProcExit, trace.Call: audit.ProcCall}

@@ -8,11 +8,13 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
+	"github.com/berm-sandbox/berm/internal/audit/process/ledger"
 )
 
 // kept keeps records.
@@ -119,6 +121,27 @@ func TestCalls(t *testing.T) {
 	}
 	if getppid < 8000 {
 		t.Errorf("of 8000 calls %d are told", getppid)
+	}
+}
+
+// How long ago something was is counted from its record, which may wait for the hash of a program, and
+// then for others: else what happened first is told last.
+func TestTimesAreCountedFromTheRecord(t *testing.T) {
+	const wait = 20 * time.Millisecond
+	k := &kept{}
+	c := &Collector{audit: k, log: slog.New(slog.DiscardHandler)}
+	book := ledger.New(c.later("i1"))
+	book.Take(audit.ProcFork, audit.Process{PID: 2}, nil)
+	book.Take(audit.ProcExec, audit.Process{PID: 2}, func(*audit.Process) { time.Sleep(wait) })
+	time.Sleep(wait)
+	c.emit()
+	if len(k.all) != 2 {
+		t.Fatalf("%+v", k.all)
+	}
+	for _, r := range k.all {
+		if ago := time.Duration(r.Data.(audit.Process).Ago) * time.Microsecond; ago < 2*wait {
+			t.Errorf("%s is told as %s ago", r.Type, ago)
+		}
 	}
 }
 

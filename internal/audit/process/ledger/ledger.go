@@ -45,7 +45,9 @@ func (l *Ledger) Take(what audit.Type, p audit.Process, detail func(*audit.Proce
 		return
 	}
 	if detail != nil {
-		detail(&p)
+		begin := time.Now()
+		detail(&p) // which may read a whole program
+		p.Ago += time.Since(begin).Microseconds()
 	}
 	outcome := audit.OK
 	if p.Code != nil && *p.Code != 0 || p.Error != "" {
