@@ -42,6 +42,8 @@ type Log struct {
 	refused int           // records for which there was no space, of which the writer has yet to tell
 	seq     uint64        // the last record that is known
 	link    *link         // to the writer; nil while there is none
+	busy    bool          // somebody sends it a batch, and has more sent then
+	waits   bool          // run waits for that
 	linked  chan struct{} // closed when there is one, or none to come
 	closed  bool
 	work    chan struct{} // there is something to do
@@ -63,6 +65,10 @@ const (
 	fullRecords = 1000
 )
 
+// smallBatch is what a connection takes from whoever sends it without having to wait for a writer that hangs, in
+// bytes.
+const smallBatch = 64 << 10
+
 // batch is records that are sent at once. Its fields are under the lock of the log, but for refused
 // and err once done is closed.
 type batch struct {
@@ -71,7 +77,7 @@ type batch struct {
 	first   int    // records that a writer before had taken
 	gap     gap    // that the first record tells
 	timer   *time.Timer
-	sent    bool
+	on      *link         // that it was sent on; nil is none
 	done    chan struct{} // closed when those who wait are told
 	refused map[int]error
 	err     error // of those that have no own
@@ -166,14 +172,37 @@ func (p place) wait() error {
 // add has records sent.
 func (l *Log) add(bodies ...[]byte) (places []place, err error) {
 	l.mu.Lock()
-	defer l.wake()
-	defer l.mu.Unlock()
 	if l.closed {
+		l.mu.Unlock()
 		return nil, berm.Errorf(berm.Unavailable, "audit log is closed")
 	}
 	for _, body := range bodies {
 		b := l.gathering()
 		places = append(places, place{b, b.add(body)})
+	}
+	if l.busy {
+		l.mu.Unlock()
+		return places, nil
+	}
+	k, b := l.link, l.queue[0]
+	if k == nil || len(b.body) > smallBatch || len(l.queue) > 1 || b.on != nil {
+		l.mu.Unlock()
+		l.wake()
+		return places, nil
+	}
+	// Who comes alone talks to the writer itself: to have it done by run takes two more turns of the scheduler.
+	l.busy, b.on = true, k
+	l.mu.Unlock()
+	err = l.exchange(k, b, true)
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+		_ = k.records.Close() // run finds it so
+	}
+	l.mu.Lock()
+	l.busy = false
+	more := len(l.queue) > 0 || l.closed || l.waits
+	l.mu.Unlock()
+	if more {
+		l.wake()
 	}
 	return places, nil
 }
@@ -181,7 +210,7 @@ func (l *Log) add(bodies ...[]byte) (places []place, err error) {
 // gathering is the batch that takes more records. The caller holds the lock.
 func (l *Log) gathering() *batch {
 	if n := len(l.queue); n > 0 {
-		if b := l.queue[n-1]; !b.sent && !b.over() && len(b.body) < fullBatch && len(b.ends) < fullRecords {
+		if b := l.queue[n-1]; b.on == nil && !b.over() && len(b.body) < fullBatch && len(b.ends) < fullRecords {
 			return b
 		}
 	}
@@ -261,7 +290,9 @@ func (l *Log) giveUp(b *batch) {
 		return
 	}
 	b.finish(berm.Errorf(berm.Unavailable, "the writer of the audit log does not answer").WithHint("it is started again; the server's log tells why"), nil)
-	if !b.sent {
+	if b.on != nil {
+		_ = b.on.records.SetReadDeadline(time.Now()) // whoever waits for the answer may wait for its own record
+	} else {
 		l.miss(b)
 		l.queue = slices.DeleteFunc(l.queue, func(other *batch) bool { return other == b })
 	}
@@ -278,18 +309,33 @@ func (l *Log) wake() {
 func (l *Log) run() {
 	defer close(l.stopped)
 	pause := time.Duration(0) // before it is started again
-	for {
+	for mine := false; ; {    // whether busy is run's
 		l.mu.Lock()
+		if mine {
+			l.busy = false
+		}
 		k, closed := l.link, l.closed
 		var b *batch
+		first := false // that it is sent on this connection
 		if len(l.queue) > 0 {
 			b = l.queue[0]
 		}
+		l.waits = l.busy
+		busy, lost := l.busy, k == nil || k.over()
+		mine = !busy && (b != nil || closed || lost)
+		if mine {
+			l.busy = true
+			if b != nil && !lost {
+				first, b.on = b.on != k, k
+			}
+		}
 		l.mu.Unlock()
 		switch {
+		case busy:
+			<-l.work
 		case b == nil && closed:
 			return
-		case k == nil || k.over():
+		case lost:
 			if !l.relink(k, pause) && closed && l.waited() {
 				return
 			}
@@ -300,37 +346,34 @@ func (l *Log) run() {
 			case <-k.process.Exited:
 			}
 		default:
-			if l.exchange(k, b) {
+			switch err := l.exchange(k, b, first); {
+			case err == nil:
 				pause = 0
-			} else {
+			case !errors.Is(err, os.ErrDeadlineExceeded):
 				k.end()
 			}
 		}
 	}
 }
 
-// exchange has a batch written, or what a writer before left of it. It reports whether that was
-// answered.
-func (l *Log) exchange(k *link, b *batch) bool {
-	l.mu.Lock()
-	if b.over() { // a moment ago
-		l.mu.Unlock()
-		return true
-	}
-	b.sent = true
-	first := b.first
-	l.mu.Unlock()
-	text := b.body // nobody adds to it any more
-	if first > 0 {
-		text = append(make([]byte, lengthSize), b.body[b.ends[first-1]:]...)
-	}
-	setLength(text)
-	if _, err := k.records.Write(text); err != nil {
-		return false
+// exchange has a batch written, or what a writer before left of it, and takes the answer. send is false when only
+// the answer is missing. An error but os.ErrDeadlineExceeded says that the writer is lost.
+func (l *Log) exchange(k *link, b *batch, send bool) error {
+	first := b.first // which only changes when another writer is linked, and body not any more
+	if send {
+		text := b.body
+		if first > 0 {
+			text = append(make([]byte, lengthSize), b.body[b.ends[first-1]:]...)
+		}
+		setLength(text)
+		if _, err := k.records.Write(text); err != nil {
+			return err
+		}
 	}
 	seq, refused, err := readAnswer(k.records)
 	if err != nil {
-		return false
+		_ = k.records.SetReadDeadline(time.Time{})
+		return err
 	}
 	var failed map[int]error
 	var whole error
@@ -365,7 +408,7 @@ func (l *Log) exchange(k *link, b *batch) bool {
 	}
 	b.finish(whole, failed)
 	l.queue = l.queue[1:]
-	return true
+	return nil
 }
 
 // waited reports whether nobody waits for what is left.
@@ -413,7 +456,7 @@ func (l *Log) up(k *link, r ready) {
 		l.gap.lost += l.refused // the writer before knew of them, and told nobody
 	}
 	l.refused = 0
-	if len(l.queue) > 0 && l.queue[0].sent {
+	if len(l.queue) > 0 && l.queue[0].on != nil {
 		b := l.queue[0]
 		b.first = min(b.first+r.Taken, len(b.ends))
 		if n, told := b.left(); b.over() || n == 0 && told == (gap{}) {

@@ -366,6 +366,43 @@ func TestWriterHangs(t *testing.T) {
 	once(t, dir, map[string]bool{"before": true})
 }
 
+// Who waits for a writer that hangs for a moment too long is told so; its record is written when the writer goes on,
+// and so are those after it.
+func TestWriterHangsForAMoment(t *testing.T) {
+	defer writer.SetPatience(50 * time.Millisecond)()
+	dir := t.TempDir()
+	l := open(t, dir)
+	pid := l.PID()
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	if err := l.Emit(record("meanwhile")); berm.KindOf(err) != berm.Unavailable {
+		t.Errorf("it was taken: %v", err)
+	}
+	waited := time.Since(begin)
+	if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	for i, end := 0, time.Now().Add(time.Minute); i < 3; { // on a busy machine one may be refused
+		if l.Emit(record(fmt.Sprint("after ", i))) == nil {
+			i++
+		} else if time.Now().After(end) {
+			t.Fatal("it does not go on")
+		}
+	}
+	if l.PID() == pid {
+		if waited > 400*time.Millisecond { // it is killed after 500
+			t.Errorf("it was waited for %s", waited)
+		}
+		once(t, dir, map[string]bool{"meanwhile": true})
+	} else {
+		t.Logf("it was killed: the machine is busy")
+	}
+	closeLog(t, l)
+	lines(t, dir)
+}
+
 // serve is a server that tells which records were acknowledged until it is killed.
 func serve(dir string) {
 	l, err := writer.Open(writer.Config{Dir: dir, Program: writertest.Program, Log: slog.Default(), Wait: time.Minute})

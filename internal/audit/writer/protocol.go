@@ -148,10 +148,13 @@ func appendAnswer(b []byte, seq uint64, refused []refusal) ([]byte, error) {
 	return append(binary.LittleEndian.AppendUint32(b, uint32(len(text))), text...), nil
 }
 
-// readAnswer reads the answer to a batch.
+// readAnswer reads the answer to a batch. The error is that of the reader only when nothing of it was read.
 func readAnswer(r io.Reader) (seq uint64, refused []refusal, err error) {
 	var head [12]byte
-	if _, err := io.ReadFull(r, head[:]); err != nil {
+	if n, err := io.ReadFull(r, head[:]); err != nil {
+		if n > 0 {
+			err = io.ErrUnexpectedEOF
+		}
 		return 0, nil, err
 	}
 	n := binary.LittleEndian.Uint32(head[8:])
@@ -160,7 +163,9 @@ func readAnswer(r io.Reader) (seq uint64, refused []refusal, err error) {
 	}
 	if n > 0 {
 		text := make([]byte, n)
-		if _, err = io.ReadFull(r, text); err == nil {
+		if _, err = io.ReadFull(r, text); err != nil {
+			err = io.ErrUnexpectedEOF
+		} else {
 			err = json.Unmarshal(text, &refused)
 		}
 		for _, f := range refused {
