@@ -245,11 +245,15 @@ func ownedBy(team berm.Team, r record, ref string) error {
 	return nil
 }
 
-// Owned finds a template that a team means to change. Kinds: NotFound, Denied (it is of another team).
+// Owned finds a template that a team means to change, whatever tags it has if the team names none. Kinds:
+// NotFound, Denied (it is of another team).
 func (s *Store) Owned(team berm.Team, ref string) (berm.Template, error) {
 	records, err := s.recordsFor(team)
 	if err != nil {
 		return berm.Template{}, err
+	}
+	if of, _ := meaning(records, team, ref); len(of) > 0 && !strings.Contains(ref, ":") {
+		return s.own(of[0].Template), ownedBy(team, of[0], ref)
 	}
 	r, err := owned(records, team, ref)
 	return s.own(r.Template), err

@@ -201,7 +201,8 @@ func TestTemplatesOfTeams(t *testing.T) {
 	w.want(204, "DELETE", "/templates/tags", `{"name":"app","tags":["v1"]}`, red...)
 	w.want(200, "PATCH", "/v2"+at("app:v2"), `{"public":false}`, red...)
 	w.want(404, "POST", "/v2/sandboxes", `{"templateID":"red/app:v2"}`, blue...)
-	w.want(204, "DELETE", at(redApp.TemplateID), "", red...)
+	w.want(404, "DELETE", at("app:none"), "", red...)
+	w.want(204, "DELETE", at("app"), "", red...) // whatever its tags
 	w.want(404, "GET", at("app:v2"), "", red...)
 	w.want(200, "GET", at("app"), "", blue...)
 	for _, what := range []audit.Type{audit.TemplateBuild, audit.TemplateRemove} {
