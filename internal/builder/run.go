@@ -202,18 +202,23 @@ func (r *running) cached(key string) (template.Stage, bool) {
 	return r.earlier(func(g template.Stage) bool { return g.Key == key })
 }
 
-// earlier finds a stage of the team's builds, of which all layers are there.
+// earlier finds a stage of the newest of the team's builds that has one, of which all layers are there.
 func (r *running) earlier(is func(template.Stage) bool) (template.Stage, bool) {
 	r.b.mu.Lock()
 	defer r.b.mu.Unlock()
+	var found template.Stage
+	var of *build
 	for _, s := range r.b.builds {
+		if s.Team != r.build.Team || of != nil && s.CreatedAt.Before(of.CreatedAt) {
+			continue
+		}
 		for _, g := range s.Stages {
-			if s.Team == r.build.Team && is(g) && r.b.Store.Holds(g.Layers) {
-				return g, true
+			if is(g) && r.b.Store.Holds(g.Layers) {
+				found, of = g, s
 			}
 		}
 	}
-	return template.Stage{}, false
+	return found, of != nil
 }
 
 // reach takes note of what a step came to. The caller holds the store, so that the layers are
@@ -283,7 +288,7 @@ func (r *running) base(ctx context.Context, from *From, steps bool) error {
 }
 
 // fetch begins with an image of a registry. One that was fetched for an earlier build of the team is
-// not asked for again, unless a log-in came with the order.
+// not asked for again, unless a log-in came with the order or nothing of earlier builds is wanted.
 func (r *running) fetch(ctx context.Context, from *From, provided bool) error {
 	release, err := r.b.Store.Hold(ctx)
 	if err != nil {
@@ -291,7 +296,7 @@ func (r *running) fetch(ctx context.Context, from *From, provided bool) error {
 	}
 	defer func() { release() }()
 	g, ok := template.Stage{}, false
-	if from.Login == nil {
+	if from.Login == nil && !r.order.Force {
 		g, ok = r.earlier(func(g template.Stage) bool { return g.Image == from.Image })
 	}
 	if !ok {

@@ -159,6 +159,12 @@ func TestImagesOfTeams(t *testing.T) {
 			t.Errorf("%d, team %s: %v, %v after %d requests", i, c.team, made.Names, err, asked.Load()-before)
 		}
 	}
+	r := begin(t, b, "", "app")
+	r.order = Order{From: From{Stage: "a"}, Stages: []Stage{{Name: "a", From: From{Image: host + "/base"}}}, Force: true}
+	before := asked.Load()
+	if _, err := r.all(t.Context()); err != nil || asked.Load() == before {
+		t.Errorf("without what is here: %v after %d requests", err, asked.Load()-before)
+	}
 	all, err := b.Store.List(t.Context())
 	if err != nil || len(all) != 2 { // app and blue/app
 		t.Errorf("%+v, %v", all, err)
