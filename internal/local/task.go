@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/netip"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -316,6 +317,9 @@ func wrote(ctx context.Context, s *session.Session) *audit.Record {
 	}
 	defer project.Close()
 	changes, err := change.List(ctx, upper, project, change.Limits{Entries: 10_000})
+	for i := range changes { // the log has paths as they are inside, where the project lies at its own
+		changes[i].Path = strings.TrimPrefix(path.Join(s.Project, changes[i].Path), "/")
+	}
 	record := layer.Summary(changes, err, "end")
 	return &record
 }

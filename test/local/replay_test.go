@@ -16,7 +16,11 @@ func TestReplay(t *testing.T) {
 			}
 		}
 		tells("0 added, 0 changed, 0 deleted, seen at", "true")
-		tells("add     /new (2 bytes)", "echo 1 > new")
+		file := p.path("project/new")
+		tells("add     "+file+" (2 bytes)", "echo 1 > new")
+		if r := p.berm("audit", "--local", "--path", file).exits(0); strings.Count(r.stdout, "fs.change") != 1 {
+			p.Errorf("who changed %s: %v", file, r)
+		}
 		tells("it wrote straight into the project", "echo 1 > new", "--rw", ".")
 		tells("it had no network", "true")
 		tells("it had the network of this machine", "true", "--network", "host")

@@ -180,7 +180,7 @@ func (a *account) files() {
 	if unseen := a.Unseen(); looked && unseen != "" {
 		a.line("  ", unseen)
 	}
-	lines := fileLines(files)
+	lines := fileLines(files, a.Workspace)
 	for _, line := range lines[:min(maxList, len(lines))] {
 		a.line("  ", line)
 	}
@@ -192,13 +192,14 @@ func (a *account) files() {
 // machines are directories that programs fill, and people do not read.
 var machines = []string{"node_modules", "__pycache__", "site-packages", "target", "venv"}
 
-// fileLines tells files in a line each, and what lies in such a directory in one.
-func fileLines(files []File) (lines []string) {
+// fileLines tells files in a line each, and what lies in such a directory below the project, if
+// there is one, in one.
+func fileLines(files []File, project string) (lines []string) {
 	collapsed, at := map[string]int{}, map[string]int{}
 	for _, f := range files {
 		dir := ""
 		for i, r := range f.Path {
-			if r != '/' || i == 0 {
+			if r != '/' || i == 0 || strings.HasPrefix(project, f.Path[:i]) {
 				continue
 			}
 			name := path.Base(f.Path[:i])

@@ -600,6 +600,21 @@ func TestPoliciesOfASandbox(t *testing.T) {
 	holds(t, words(t, l), []string{"nothing: it had no network"}, []string{"nothing was tried", "allowed to reach"})
 }
 
+// What lies in directories that people do not read is told in a line, but not the whole of a project
+// that lies in one itself.
+func TestCollapsedFiles(t *testing.T) {
+	l := audittest.New(t, t.TempDir())
+	l.Add(audit.Record{Sandbox: id, Type: audit.SandboxCreate, Src: "local", Data: map[string]any{"argv": []string{"make"}, "workspace": "/home/me/.work/app"}})
+	var changes []audit.Change
+	for _, path := range []string{"a", "venv/one", ".cache/x", ".cache/y"} {
+		changes = append(changes, audit.Change{Path: "home/me/.work/app/" + path, Op: "add", Kind: "file", Size: 1})
+	}
+	l.Change(id, "end", changes)
+	holds(t, words(t, l), []string{
+		"add     /home/me/.work/app/a (1 bytes)\n", "add     /home/me/.work/app/venv/one (1 bytes)\n", "in      /home/me/.work/app/.cache/… (2 paths)\n",
+	}, nil)
+}
+
 // A look that could not be taken is not one that found nothing.
 func TestLookThatFailed(t *testing.T) {
 	l := audittest.New(t, t.TempDir())
