@@ -390,17 +390,6 @@ func (q Query) sql() (string, []any) {
 	case q.Sandbox != "":
 		and("sandbox = ?", string(q.Sandbox))
 	}
-	switch {
-	case q.Team == nil:
-	case q.Sandbox != "" && q.Gaps:
-		and("(+team = ? OR sandbox = '')", string(*q.Team))
-	case q.Sandbox != "":
-		and("+team = ?", string(*q.Team)) // + leaves its index, which has more than that of the sandbox
-	case *q.Team == "":
-		and("team = ''")
-	default:
-		and("team = ? AND team <> ''", string(*q.Team)) // by_team has no others
-	}
 	if q.Actor != "" {
 		and("(actor = ? OR records.kind = ?)", q.Actor, q.Actor)
 	}
@@ -428,6 +417,17 @@ func (q Query) sql() (string, []any) {
 	if q.Host != "" {
 		key := hostKey(q.Host)
 		and("seq IN (SELECT seq FROM names WHERE kind = 'host' AND (name = ? OR name >= ? AND name < ?))", key, key+".", key+"/")
+	}
+	switch {
+	case q.Team == nil:
+	case q.Sandbox != "" && q.Gaps:
+		and("(+team = ? OR sandbox = '')", string(*q.Team))
+	case len(where) > 1: // + leaves its index, which has more than those of what else is asked
+		and("+team = ?", string(*q.Team))
+	case *q.Team == "":
+		and("team = ''")
+	default:
+		and("team = ? AND team <> ''", string(*q.Team)) // by_team has no others
 	}
 	text := "SELECT seq, line FROM records WHERE " + strings.Join(where, " AND ") + " ORDER BY seq"
 	if q.Limit > 0 {
