@@ -157,9 +157,9 @@ func process(t audit.Type, p *audit.Process) string {
 	return fmt.Sprintf("pid %d ended", pid)
 }
 
-// program names an executable. One that was executed by its descriptor, as the guest agent's is, has
-// no path to tell.
-func program(exe string) string { return cmp.Or(exe, "(a file without a path)") }
+// program names an executable. Of what the guest agent executes, an ordinary user's monitor knows it
+// only when it runs for some milliseconds: it may not read the agent's memory.
+func program(exe string) string { return cmp.Or(exe, "(a program that is not known)") }
 
 func access(a *audit.FileAccess) string {
 	text := a.Op + " " + a.Path

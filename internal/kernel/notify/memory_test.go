@@ -150,3 +150,12 @@ func TestShows(t *testing.T) {
 		}
 	}
 }
+
+// A process that ends has no arguments any more, which is not one that is empty.
+func TestArguments(t *testing.T) {
+	for line, want := range map[string][]string{"": nil, "\x00": {""}, "ls\x00-l\x00": {"ls", "-l"}, "ls\x00\x00": {"ls", ""}} {
+		if got := arguments([]byte(line)); !slices.Equal(got, want) || (got == nil) != (want == nil) {
+			t.Errorf("%q: %q", line, got)
+		}
+	}
+}

@@ -489,6 +489,14 @@ func (a *ask) shows(dir string) bool {
 	return false
 }
 
+// arguments are those in a file cmdline, which is empty once the process has let its memory go.
+func arguments(line []byte) []string {
+	if len(line) == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(string(line), "\x00"), "\x00")
+}
+
 // confirm takes what the process runs now for what it asked for, which can be the interpreter of it.
 func (w *watch) confirm(a *ask, dir string, ran Version) {
 	exe, err := os.Readlink(dir + "exe")
@@ -500,7 +508,7 @@ func (w *watch) confirm(a *ask, dir string, ran Version) {
 	var cwd string
 	if a.unread {
 		cwd, _ = os.Readlink(dir + "cwd")
-		argv = strings.Split(strings.TrimSuffix(string(readSmall(dir+"cmdline")), "\x00"), "\x00")
+		argv = arguments(readSmall(dir + "cmdline"))
 	}
 	if err != nil || !a.process.lives() { // its number may be another's
 		if file != nil {
