@@ -202,12 +202,14 @@ func ofSandbox(handle func(*API, http.ResponseWriter, *http.Request, berm.Sandbo
 
 // reach refuses a sandbox of another team as one that is not there.
 func (a *API) reach(r *http.Request, id berm.SandboxID) error {
-	own := keyOf(r).Team
 	team, err := a.Sessions.TeamOf(r.Context(), id)
-	switch {
-	case own == "" && berm.KindOf(err) == berm.NotFound && err != nil:
-		return nil // the route says what is not there
-	case err == nil && team != own:
+	return own(r, id, team, err)
+}
+
+// own refuses a sandbox that is of another team, or of nobody, for which err is of kind NotFound. Both are
+// told in the same words, or who knows an id would learn that it is another's.
+func own(r *http.Request, id berm.SandboxID, team berm.Team, err error) error {
+	if err != nil && berm.KindOf(err) == berm.NotFound || err == nil && team != keyOf(r).Team {
 		return control.NotFound(id)
 	}
 	return err
@@ -222,15 +224,11 @@ func ofRecord(handle func(*API, http.ResponseWriter, *http.Request, berm.Sandbox
 			return err
 		}
 		team, err := a.Sessions.TeamOf(r.Context(), id)
-		if berm.KindOf(err) == berm.NotFound && err != nil {
+		if err != nil && berm.KindOf(err) == berm.NotFound {
 			team, err = a.Trail.Team(r.Context(), id)
 		}
-		switch own := keyOf(r).Team; {
-		case own == "" && berm.KindOf(err) == berm.NotFound && err != nil: // the route says so
-		case err != nil:
+		if err := own(r, id, team, err); err != nil {
 			return err
-		case team != own:
-			return control.NotFound(id)
 		}
 		return handle(a, w, r, id)
 	}

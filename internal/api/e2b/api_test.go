@@ -581,7 +581,8 @@ func TestIDs(t *testing.T) {
 	w.want(404, "POST", "/sandboxes/nonexistingsandbox/timeout", `{"timeout":1}`)
 	w.want(404, "GET", "/sandboxes/nonexistingsandbox/metrics", "")
 	w.want(404, "GET", "/sandboxes/nonexistingsandbox/logs", "")
-	w.want(400, "POST", "/v2/sandboxes/nonexistingsandbox/connect", `{"timeout":999999}`)
+	w.want(404, "POST", "/v2/sandboxes/nonexistingsandbox/connect", `{"timeout":999999}`) // as that of another team
+	w.want(400, "POST", "/v2/sandboxes/"+id+"/connect", `{"timeout":999999}`)
 	w.want(405, "PUT", "/v2/sandboxes", "")
 	w.want(404, "GET", "/no/such/route", "")
 }

@@ -159,6 +159,7 @@ func (e *eraser) Erase(_ context.Context, what trail.Erasure, dry bool) (trail.E
 // mistake in a request.
 func TestErase(t *testing.T) {
 	w := newWorld(t)
+	w.logged.Session(first)
 	path := "/berm/v1/sandboxes/" + string(first) + "/erase"
 	if r := w.want(403, "POST", path, `{"reason":"r"}`); !strings.Contains(string(r.body), "berm key create --erase") {
 		t.Errorf("%s", r.body)

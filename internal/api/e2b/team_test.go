@@ -23,8 +23,8 @@ func (w *world) keyOfTeam(name berm.Team, limits store.TeamLimits) []string {
 	return []string{"X-API-Key", secret}
 }
 
-// Every route that names a sandbox answers those of other teams as if it were not there, whatever else
-// is wrong with the request.
+// Every route that names a sandbox answers those of other teams in the words in which it answers what was never there,
+// whatever else is wrong with the request, and long after their end.
 func TestNoRouteReachesAnotherTeam(t *testing.T) {
 	w := newWorld(t)
 	blue, red := w.keyOfTeam("blue", store.TeamLimits{}), w.keyOfTeam("red", store.TeamLimits{})
@@ -33,25 +33,38 @@ func TestNoRouteReachesAnotherTeam(t *testing.T) {
 	w.want(201, "POST", "/v2/sandboxes", `{"templateID":"base"}`, red...).into(t, &theirs)
 	var box toldContainer
 	w.want(201, "POST", "/berm/v1/containers", `{}`, red...).into(t, &box)
+	const gone, nobody = "i0goneaaaaaaaaaaaaaaa", "i0nobodyaaaaaaaaaaaaa"
+	w.logged.Team = "red"
+	w.logged.Session(gone)
 	for _, rt := range routes {
-		id := string(theirs.SandboxID)
+		some := []string{string(theirs.SandboxID), gone}
 		if strings.Contains(rt.path, "{containerID}") {
-			id = string(box.ID)
+			some = []string{string(box.ID)}
 		} else if !strings.Contains(rt.path, "{sandboxID}") {
 			continue
 		}
-		path := strings.NewReplacer("{sandboxID}", id, "{containerID}", id, "{sha256}", strings.Repeat("0", 64),
-			"{fileID}", "x", "{contextID}", "x").Replace(rt.path)
 		for team, key := range map[string][]string{"blue": blue, "own": own} {
-			if got := w.call(rt.method, path, "", key...); got.status != http.StatusNotFound || !strings.Contains(string(got.body), id) {
-				t.Errorf("%s %s by team %s: %d %s", rt.method, rt.path, team, got.status, got.body)
+			ask := func(id string) string {
+				path := strings.NewReplacer("{sandboxID}", id, "{containerID}", id, "{sha256}", strings.Repeat("0", 64),
+					"{fileID}", "x", "{contextID}", "x").Replace(rt.path)
+				got := w.call(rt.method, path, "", key...)
+				if got.status != http.StatusNotFound || !strings.Contains(string(got.body), id) {
+					t.Errorf("%s %s by team %s: %d %s", rt.method, path, team, got.status, got.body)
+				}
+				return strings.ReplaceAll(string(got.body), id, "ID")
+			}
+			unknown := ask(nobody)
+			for _, id := range some {
+				if got := ask(id); got != unknown {
+					t.Errorf("%s %s tells team %s that there is such a sandbox: %s, and not %s", rt.method, rt.path, team, got, unknown)
+				}
 			}
 		}
 	}
 	w.want(200, "GET", "/sandboxes/"+string(theirs.SandboxID), "", red...)
 	w.want(200, "GET", "/berm/v1/containers/"+string(box.ID), "", red...)
 	for _, r := range w.audit.of(audit.APICall) {
-		if r.Sandbox == theirs.SandboxID && r.Team != "red" {
+		if r.Sandbox == theirs.SandboxID && r.Team != "red" || r.Sandbox == gone || r.Sandbox == nobody {
 			t.Errorf("another team's call is in the records of the sandbox: %+v", r)
 		}
 	}
