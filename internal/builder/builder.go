@@ -320,7 +320,8 @@ func (b *Builder) RemoveTemplate(ctx context.Context, team berm.Team, ref string
 			exact += ":" + tag
 		}
 		if err := b.Store.Remove(ctx, exact); berm.KindOf(err) == berm.Conflict && err != nil {
-			return berm.Errorf(berm.Conflict, "template '%s' is in use", ref).WithHint("%s", berm.HintOf(err)) // perhaps by sandboxes of other teams
+			// By which sandboxes is not told: they may be other teams'.
+			return berm.Errorf(berm.Conflict, "template '%s' is in use", ref).WithHint("%s", berm.HintOf(err))
 		} else if err != nil {
 			return err
 		}

@@ -193,8 +193,8 @@ func (r *running) template() berm.Template {
 }
 
 // cached finds what an earlier build of the team came to with the same steps. Another team's is not
-// taken: who has a build can change what its steps come to, from within the sandboxes in which they run and by files that are not
-// what their hash says.
+// taken: who has a build can change what its steps come to, from within the sandboxes in which they
+// run, and by files that are not what their hash says.
 func (r *running) cached(key string) (template.Stage, bool) {
 	if r.fresh {
 		return template.Stage{}, false
@@ -351,8 +351,8 @@ func stageOf(t berm.Template) template.Stage {
 	return template.Stage{Key: key(t.Layers, t.User, t.Workdir, t.Env), Layers: t.Layers, Size: t.Size, User: t.User, Workdir: t.Workdir, Env: t.Env, Setuid: t.Setuid}
 }
 
-// begun goes on from what steps begin with. provided gives an image what E2B's templates have: a user `user` with
-// a home, who may use sudo where that is installed.
+// begun goes on from what steps begin with. provided gives an image what E2B's templates have: a user
+// `user` with a home, who may use sudo where that is installed.
 func (r *running) begun(ctx context.Context, title string, provided bool) error {
 	r.say("info", fmt.Sprintf("[base] %s: %d layers, %d MiB", title, len(r.stage.Layers), r.stage.Size>>20))
 	if !provided {
