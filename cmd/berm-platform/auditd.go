@@ -34,7 +34,10 @@ func newAuditWriterCommand() *cobra.Command {
 				return err
 			}
 			debug.SetGCPercent(400) // it keeps little
-			return w.Serve()
+			if w.Serve() != nil {
+				return cli.ExitError(1) // the server was told why; to print it takes calls that it never makes
+			}
+			return nil
 		},
 	}
 	settings.Flags(cmd.Flags())

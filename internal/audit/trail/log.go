@@ -15,6 +15,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/mod/sumdb/note"
+	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
@@ -486,7 +487,11 @@ func compress(path string, write func(io.Writer) error) error {
 	}
 	if err = errors.Join(err, out.Close()); err != nil {
 		_ = os.Remove(path)
-		return berm.Errorf(berm.Unavailable, "audit log: %w", err)
+		failure := berm.Errorf(berm.Unavailable, "audit log: %w", err)
+		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+			return failure.WithHint("its files are written anew beside themselves: make space on the disk of the log")
+		}
+		return failure
 	}
 	return nil
 }
