@@ -7,6 +7,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -66,7 +67,7 @@ func stream(t *testing.T, r *http.Response) (all []any) {
 	t.Helper()
 	for {
 		flags, message, err := next(t, r.Body)
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return all
 		}
 		if err != nil {
@@ -256,7 +257,7 @@ func TestJSONComesAtOnce(t *testing.T) {
 		t.Fatalf("%q, %v", message, err)
 	}
 	goOn <- struct{}{}
-	if _, message, err := next(t, answer.Body); err == nil || err == io.EOF {
+	if _, message, err := next(t, answer.Body); err == nil || errors.Is(err, io.EOF) {
 		t.Errorf("%q, %v after a stream that broke", message, err)
 	}
 }

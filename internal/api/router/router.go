@@ -273,7 +273,7 @@ func (rt *Router) proxy(w http.ResponseWriter, r *http.Request, to target) {
 		if r.Method == http.MethodPost && r.URL.Path == startPath && who.Known {
 			route.Checkpoint(r.Context())
 		}
-		r, x.json = capture.Binary(r)
+		r, x.json = capture.Binary(r) //nolint:bodyclose // the proxy closes it
 		if x.call, err = rt.Capture.Request(r, who); err != nil {
 			capture.Refuse(w, x.asked, err)
 			return

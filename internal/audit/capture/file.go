@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"hash"
 	"io"
 	"mime"
@@ -300,7 +301,7 @@ func unpack(path string) (io.Writer, func() (audit.FileAccess, bool)) {
 			_, err = io.CopyN(s, content, 64<<10)
 		}
 		_, _ = io.Copy(io.Discard, reading) // what cannot be understood passes all the same
-		understood <- whole && err == io.EOF
+		understood <- whole && errors.Is(err, io.EOF)
 	}()
 	return writing, func() (audit.FileAccess, bool) {
 		_ = writing.Close()
