@@ -393,8 +393,8 @@ func (m *Manager) release(id berm.SandboxID) {
 // held counts the sandboxes that have memory, or soon will. The caller holds m.mu.
 func (m *Manager) held() int {
 	held := len(m.creating)
-	for _, s := range m.sessions {
-		if s.snapshot().SavedAs == "" { // else it takes disk alone
+	for id, s := range m.sessions {
+		if _, waking := m.creating[id]; !waking && s.snapshot().SavedAs == "" { // else it takes disk alone
 			held++
 		}
 	}

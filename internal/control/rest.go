@@ -146,13 +146,9 @@ func (s *session) endProcesses(ctx context.Context, handle berm.Sandbox) {
 }
 
 // wake has a sandbox that is kept on disk go on. The session is Resuming before and
-// after. When it fails, it rests as before.
+// after. When it fails, it rests as before. The caller has reserved what it takes.
 func (s *session) wake(ctx context.Context, deadline time.Time) error {
 	info := s.snapshot()
-	if err := s.m.reserve(ctx, info.ID, share{info.Team, info.Limits, true}); err != nil {
-		return err
-	}
-	defer s.m.release(info.ID)
 	if info.Policy != nil && s.m.Egress.Service == nil {
 		return s.m.noNetwork("the network of the sandbox")
 	}

@@ -224,10 +224,14 @@ func (s *session) resume(ctx context.Context, timeout time.Duration, actor audit
 	s.op <- struct{}{}
 	defer func() { <-s.op }()
 	deadline := time.Now().Add(timeout).UTC()
-	rested := s.snapshot().SavedAs
+	info := s.snapshot()
+	rested := info.SavedAs
 	var err error
 	if rested != "" {
-		err = s.wake(ctx, deadline)
+		if err = s.m.reserve(ctx, id, share{info.Team, info.Limits, true}); err == nil {
+			defer s.m.release(id) // when it counts by itself
+			err = s.wake(ctx, deadline)
+		}
 	} else if err = s.handle.Resume(ctx, deadline); berm.KindOf(err) == berm.Conflict && err != nil { // it runs already, whoever resumed it
 		err = s.handle.SetDeadline(ctx, deadline)
 	}

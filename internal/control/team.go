@@ -75,13 +75,13 @@ func (m *Manager) takenBy(team berm.Team) (has store.TeamLimits) {
 			}
 		}
 	}
-	for _, s := range m.sessions {
+	for id, s := range m.sessions {
 		if s.info.Team != team { // never changes
 			continue
 		}
 		info := s.snapshot()
 		has.Disk += info.Limits.Disk
-		if info.SavedAs == "" { // else it takes disk alone
+		if _, waking := m.creating[id]; !waking && info.SavedAs == "" { // else it takes disk alone
 			add(info.Limits)
 		}
 	}

@@ -104,6 +104,41 @@ func TestTeamLimitOfPausedSandboxes(t *testing.T) {
 	}
 }
 
+// A sandbox that goes on from disk counts once at each moment: it counts when its processes may begin, and does until it rests again.
+func TestWakingSandboxCountsOnce(t *testing.T) {
+	ctx := t.Context()
+	_, configure := saves(t)
+	w := newWorld(t, configure)
+	w.team(t, "blue", store.TeamLimits{})
+	s := w.create(t, func(r *CreateRequest) { r.Team = "blue" })
+	for range 200 {
+		if err := w.PauseToFiles(ctx, s.ID, tester); err != nil {
+			t.Fatal(err)
+		}
+		resumed := make(chan error, 1)
+		go func() {
+			_, _, err := w.Connect(ctx, s.ID, time.Minute, tester)
+			resumed <- err
+		}()
+		for begun, done := false, false; !done; {
+			w.mu.Lock()
+			team, server := w.takenBy("blue").Sandboxes, w.held()
+			w.mu.Unlock()
+			if team != server || team > 1 || team == 0 && begun {
+				t.Fatalf("a sandbox that goes on is %d of its team's, and %d of the server's", team, server)
+			}
+			begun = team == 1
+			select {
+			case err := <-resumed:
+				if done = true; err != nil {
+					t.Fatal(err)
+				}
+			default:
+			}
+		}
+	}
+}
+
 func TestTeamsShareNothing(t *testing.T) {
 	ctx := t.Context()
 	_, configure := saves(t)
