@@ -384,6 +384,17 @@ func (m *Manager) reserve(ctx context.Context, id berm.SandboxID, s share) error
 	return nil
 }
 
+// hasRoom refuses a sandbox for which its team has no room at the moment.
+func (m *Manager) hasRoom(ctx context.Context, s share) error {
+	team, err := m.Store.Team(ctx, s.team)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.fitsTeam(s, team.Limits)
+}
+
 func (m *Manager) release(id berm.SandboxID) {
 	m.mu.Lock()
 	delete(m.creating, id)

@@ -140,8 +140,12 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	if o.saved != "" {
 		spec.From, spec.Memory = m.savedDir(o.saved), o.memory
 	}
+	of := share{r.Team, spec.Limits, false}
 	var warm *member
 	if r.Of == nil && (spec.From == "" || o.begun) {
+		if err := m.hasRoom(ctx, of); err != nil { // what is taken is gone for others, whatever becomes of it
+			return Sandbox{}, err
+		}
 		warm = m.take(ctx, &spec, template.BuildID)
 	}
 	cu := cleanup.Make()
@@ -155,7 +159,7 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		o.begun = spec.Memory
 		step("pool")
 	}
-	if err := m.reserve(ctx, spec.ID, share{r.Team, spec.Limits, false}); err != nil {
+	if err := m.reserve(ctx, spec.ID, of); err != nil {
 		return Sandbox{}, err
 	}
 	cu.Add(func() { m.release(spec.ID) })
