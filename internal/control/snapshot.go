@@ -279,12 +279,12 @@ func (m *Manager) snapshot(team berm.Team, ref string) (found Snapshot, ok bool)
 	return found, ok
 }
 
-// isID says whether a name is the id of what snapshots with other names are of.
-func (m *Manager) isID(name string) bool {
+// isID says whether a name is the id of what snapshots of the team with other names are of.
+func (m *Manager) isID(team berm.Team, name string) bool {
 	m.shelf.mu.Lock()
 	defer m.shelf.mu.Unlock()
 	for _, s := range m.shelf.snapshots {
-		if string(s.TemplateID) == name && s.Name != name {
+		if s.Team == team && string(s.TemplateID) == name && s.Name != name {
 			return true
 		}
 	}
@@ -334,7 +334,7 @@ func (m *Manager) Snapshot(ctx context.Context, id berm.SandboxID, r SnapshotReq
 		if !snapshotName.MatchString(r.Name) {
 			return Snapshot{}, berm.Errorf(berm.Invalid, "%q is no name of a snapshot", r.Name).WithHint("NAME or NAME:TAG, of a-z, 0-9, - and _")
 		}
-		if m.isID(snap.Name) {
+		if m.isID(snap.Team, snap.Name) {
 			return Snapshot{}, berm.Errorf(berm.AlreadyExists, "%q is the id of another snapshot", snap.Name)
 		}
 		if _, err := m.Templates.Resolve(ctx, s.info.Team, snap.Name); err == nil {
@@ -495,7 +495,9 @@ func (m *Manager) DeleteSnapshot(ctx context.Context, team berm.Team, ref string
 }
 
 func (m *Manager) forgetSnapshot(ctx context.Context, snap Snapshot, actor audit.Actor) error {
-	if err := m.emit(snap.Sandbox, actor, audit.SnapshotRemove, audit.OK, "", map[string]any{"snapshot": snap.ID(), "build": snap.Build}); err != nil {
+	removed := record(snap.Sandbox, actor, audit.SnapshotRemove, audit.OK, "", map[string]any{"snapshot": snap.ID(), "build": snap.Build})
+	removed.Team = snap.Team // whose its sandbox was may be known to nobody else by now
+	if err := m.Audit.Emit(removed); err != nil {
 		return err
 	}
 	if err := m.Store.DeleteSnapshot(ctx, snap.Build); err != nil {

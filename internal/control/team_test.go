@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/store"
 )
 
@@ -104,6 +105,24 @@ func TestTeamLimitOfPausedSandboxes(t *testing.T) {
 	}
 }
 
+// Who has no room takes nothing that waits for others.
+func TestTeamWithoutRoomTakesNothingOfAPool(t *testing.T) {
+	w := newWorld(t, pooling(1))
+	w.team(t, "blue", store.TeamLimits{Sandboxes: 1})
+	w.waiting(t, 1)
+	w.create(t, func(r *CreateRequest) { r.Team = "blue" })
+	w.waiting(t, 1)
+	made := len(w.engine.Specs)
+	for range 5 {
+		_, err := w.Create(t.Context(), CreateRequest{Template: "base", Timeout: time.Minute, Secure: true, Team: "blue", Actor: tester})
+		wantKind(t, err, berm.Exhausted)
+	}
+	w.asks(t, 1, 0)
+	if s := w.create(t); !s.Warm || s.ID != w.engine.Specs[made-1].ID {
+		t.Errorf("%+v", s)
+	}
+}
+
 // A sandbox that goes on from disk counts once at each moment: it counts when its processes may begin, and does until it rests again.
 func TestWakingSandboxCountsOnce(t *testing.T) {
 	ctx := t.Context()
@@ -189,8 +208,18 @@ func TestTeamsShareNothing(t *testing.T) {
 		wantKind(t, err, berm.NotFound)
 		wantKind(t, w.DeleteSnapshot(ctx, "blue", ref, tester), berm.NotFound)
 	}
+	if _, err := w.Snapshot(ctx, blue.ID, SnapshotRequest{Name: string(red.TemplateID), Actor: tester}); err != nil {
+		t.Errorf("that it is the id of another team's snapshot is told: %v", err)
+	} else if err := w.DeleteSnapshot(ctx, "blue", string(red.TemplateID), tester); err != nil {
+		t.Fatal(err)
+	}
 	if err := w.DeleteSnapshot(ctx, "blue", "mine", tester); err != nil {
 		t.Fatal(err)
+	}
+	for _, r := range w.audit.all {
+		if r.Type == audit.SnapshotRemove && r.Team != "blue" {
+			t.Errorf("%+v", r)
+		}
 	}
 	if all := w.Snapshots(SnapshotFilter{}); len(all) != 1 || all[0].Team != "red" {
 		t.Errorf("left: %+v", all)
