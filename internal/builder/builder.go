@@ -43,7 +43,7 @@ const (
 	// buildDisk is the least room that a step has, in bytes. Files of the disk that are not
 	// written take none.
 	buildDisk = 8 << 30
-	// atOnce is how many builds run; the others wait for their turn.
+	// atOnce is how many builds of a team run; its others wait for their turn.
 	atOnce = 2
 	// maxUpload bounds the files of one step in bytes, as they come and unpacked.
 	maxUpload = 4 << 30
@@ -64,11 +64,11 @@ type Builder struct {
 	ctx     context.Context // ends with Close
 	stop    context.CancelFunc
 	work    sync.WaitGroup
-	turn    chan struct{}
 	outside http.RoundTripper
 
 	mu     sync.Mutex
 	builds map[berm.BuildID]*build
+	turns  map[berm.Team]chan struct{}
 }
 
 // build is one build. Its fields are under the lock of the Builder.
@@ -80,7 +80,7 @@ type build struct {
 
 // New finds the builds of an earlier server again, of which none goes on, and returns a Builder.
 func New(c Config) (*Builder, error) {
-	b := &Builder{Config: c, builds: map[berm.BuildID]*build{}, turn: make(chan struct{}, atOnce)}
+	b := &Builder{Config: c, builds: map[berm.BuildID]*build{}, turns: map[berm.Team]chan struct{}{}}
 	b.ctx, b.stop = context.WithCancel(context.Background())
 	table, err := address.NewTableHere(c.Open)
 	if err != nil {
@@ -245,6 +245,19 @@ func (b *Builder) Start(team berm.Team, templateID berm.TemplateID, id berm.Buil
 		b.run(ctx, s, o, actor)
 	})
 	return nil
+}
+
+// turn is what each build of a team that runs has a place in. Teams wait for builds of their own alone: a step may take an
+// hour, and what it needs is bounded by the limits of its team.
+func (b *Builder) turn(team berm.Team) chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	turn := b.turns[team]
+	if turn == nil {
+		turn = make(chan struct{}, atOnce)
+		b.turns[team] = turn
+	}
+	return turn
 }
 
 // find needs the lock.

@@ -148,7 +148,7 @@ func TestFailedStage(t *testing.T) {
 	}
 	missing := From{Template: "none"}
 	for want, o := range map[string]Order{"a": {From: missing, Stages: []Stage{{Name: "a", From: missing}}}, "": {From: missing}} {
-		r := &running{b: &Builder{Config: Config{Store: store}, turn: make(chan struct{}, 1)}, build: &build{}, order: o, made: map[string]template.Stage{}}
+		r := &running{b: &Builder{Config: Config{Store: store}, turns: map[berm.Team]chan struct{}{}}, build: &build{}, order: o, made: map[string]template.Stage{}}
 		if _, err := r.all(t.Context()); berm.KindOf(err) != berm.NotFound || r.name != want || r.step != stepBase {
 			t.Errorf("stage %q, step %q, %v; want stage %q", r.name, r.step, err, want)
 		}

@@ -114,17 +114,18 @@ func (r *running) say(level, message string) {
 }
 
 func (r *running) all(ctx context.Context) (berm.Template, error) {
+	turn := r.b.turn(r.build.Team)
 	select {
-	case r.b.turn <- struct{}{}:
+	case turn <- struct{}{}:
 	default:
 		r.say("info", "Waiting for other builds")
 		select {
-		case r.b.turn <- struct{}{}:
+		case turn <- struct{}{}:
 		case <-ctx.Done():
 			return berm.Template{}, context.Cause(ctx)
 		}
 	}
-	defer func() { <-r.b.turn }()
+	defer func() { <-turn }()
 	n := 0
 	for _, s := range r.order.Stages {
 		r.name = s.Name

@@ -1,7 +1,9 @@
 package builder
 
 import (
+	"context"
 	"encoding/base64"
+	"errors"
 	"io"
 	"log"
 	"log/slog"
@@ -12,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -78,6 +81,28 @@ func TestBuildsOfTeams(t *testing.T) {
 		if all := b.Builds(team, red.TemplateID); len(all) > 0 {
 			t.Errorf("team %s knows %+v", team, all)
 		}
+	}
+}
+
+// A team waits for its own builds, and not for those of others.
+func TestTurnsOfTeams(t *testing.T) {
+	b := newBuilder(t)
+	for range atOnce {
+		b.turn("blue") <- struct{}{}
+	}
+	for _, team := range []berm.Team{"", "red"} {
+		r := begin(t, b, team, "app")
+		r.order = Order{From: From{Template: "none"}}
+		if _, err := r.all(t.Context()); berm.KindOf(err) != berm.NotFound || len(r.build.Log) > 0 {
+			t.Errorf("team %s: %v after %+v", team, err, r.build.Log)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Millisecond)
+	defer cancel()
+	r := begin(t, b, "blue", "app")
+	r.order = Order{From: From{Template: "none"}}
+	if _, err := r.all(ctx); !errors.Is(err, context.DeadlineExceeded) || len(r.build.Log) != 1 {
+		t.Errorf("one more of team blue: %v after %+v", err, r.build.Log)
 	}
 }
 
