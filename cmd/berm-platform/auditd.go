@@ -34,10 +34,7 @@ func newAuditWriterCommand() *cobra.Command {
 				return err
 			}
 			debug.SetGCPercent(400) // it keeps little
-			if w.Serve() != nil {
-				return cli.ExitError(1) // the server was told why; to print it takes calls that it never makes
-			}
-			return nil
+			return confinedError(w.Serve())
 		},
 	}
 	settings.Flags(cmd.Flags())

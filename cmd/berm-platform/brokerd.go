@@ -24,27 +24,27 @@ func newBrokerCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			memory := quota.Memory() / 2 // the other half is the network service's
 			flows, requests := broker.Room(memory)
-			if err := confine(egress.BrokerCommand, seccomp.Broker(), onlyRead); err != nil {
-				return err
-			}
-			debug.SetMemoryLimit(memory)
 			conn, err := service.Owner()
 			if err != nil {
 				return err
 			}
+			if err := confine(egress.BrokerCommand, seccomp.Broker(), onlyRead); err != nil {
+				return err
+			}
+			debug.SetMemoryLimit(memory)
 			s, err := broker.New(flows, requests)
-			if err != nil {
-				return err
+			if err == nil {
+				err = service.Beat(s.Pass)
 			}
-			if err := service.Beat(s.Pass); err != nil {
-				return err
-			}
-			if shared {
+			switch {
+			case err != nil:
+			case shared:
 				s.Shared = true
-				return s.Serve(conn)
+				err = s.Serve(conn)
+			default:
+				s.Attend(conn)
 			}
-			s.Attend(conn)
-			return nil
+			return confinedError(err)
 		},
 	}
 	cmd.Flags().BoolVar(&shared, egress.Shared, false, "serve many sandboxes, whose connections come over the first")

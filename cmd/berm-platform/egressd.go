@@ -27,11 +27,6 @@ func newEgressCommand() *cobra.Command {
 		RunE: func(*cobra.Command, []string) error {
 			memory := quota.Memory()
 			c := network.Config{Flows: network.Flows(memory)}
-			if err := confine(egress.Command, seccomp.Egress(), onlyRead); err != nil {
-				return err
-			}
-			stack.Tune()
-			debug.SetMemoryLimit(memory)
 			for _, r := range resolvers {
 				resolver, err := dns.ParseResolver(r)
 				if err != nil {
@@ -39,22 +34,27 @@ func newEgressCommand() *cobra.Command {
 				}
 				c.Resolvers = append(c.Resolvers, resolver)
 			}
-			s, err := network.New(c)
-			if err != nil {
-				return err
-			}
 			owner, err := service.Owner()
 			if err != nil {
 				return err
 			}
-			if err := service.Beat(s.Pass); err != nil {
+			if err := confine(egress.Command, seccomp.Egress(), onlyRead); err != nil {
 				return err
 			}
-			if shared {
-				return s.Serve(owner)
+			stack.Tune()
+			debug.SetMemoryLimit(memory)
+			s, err := network.New(c)
+			if err == nil {
+				err = service.Beat(s.Pass)
 			}
-			s.Attend(owner)
-			return nil
+			switch {
+			case err != nil:
+			case shared:
+				err = s.Serve(owner)
+			default:
+				s.Attend(owner)
+			}
+			return confinedError(err)
 		},
 	}
 	cmd.Flags().StringArrayVar(&resolvers, egress.Resolver, nil, "resolver to ask")

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/cli"
 	"github.com/berm-sandbox/berm/internal/kernel/landlock"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 )
@@ -37,6 +38,16 @@ func confine(command string, profile seccomp.Profile, files func() error) error 
 		return err
 	}
 	return seccomp.Load(filter)
+}
+
+// confinedError is what a command that is confined returns for its error. To print that as others do
+// would take a system call that it never makes: whether there is a terminal is asked by an ioctl.
+func confinedError(err error) error {
+	if err == nil {
+		return nil
+	}
+	_, _ = os.Stderr.WriteString("berm: " + err.Error() + "\n")
+	return cli.ExitError(1)
 }
 
 // onlyRead leaves a service to read what the resolvers' file and the certificates of authorities

@@ -1,8 +1,10 @@
 package faults
 
 import (
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -76,5 +78,20 @@ func TestWriterOfNonsense(t *testing.T) {
 	}
 	if r, err := trail.Verify(path, trail.Trust{}); err != nil || len(r.Problems) > 0 {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// A service that somebody starts by hand says what it is, and is not ended for a system call.
+func TestServicesByHand(t *testing.T) {
+	binary, err := harness.Binary()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, command := range []string{"egressd", "brokerd", service.Auditd} {
+		out, err := exec.Command(binary, command).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 || !strings.Contains(string(out), "started by berm") {
+			t.Errorf("%s: %v, %s", command, err, out)
+		}
 	}
 }
