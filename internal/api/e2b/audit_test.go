@@ -129,8 +129,10 @@ func TestAuditBlob(t *testing.T) {
 	w := newWorld(t)
 	l := w.logged
 	l.Session(first)
-	l.Add(audit.Record{Sandbox: second, Type: audit.FileAPI, Data: audit.FileAccess{Path: "/s", Op: "write", SHA256: l.Blob(audit.KindContent, "<script>").SHA256}})
-	hash := l.Blob(audit.KindContent, "<script>").SHA256
+	kept := l.Blob(audit.KindContent, "<script>")
+	hash := kept.SHA256
+	l.Add(audit.Record{Sandbox: first, Type: audit.FileAPI, Data: audit.FileAccess{Path: "/s", Op: "write", SHA256: hash}})
+	l.Add(audit.Record{Sandbox: second, Type: audit.FileChange, Data: audit.Changes{Changes: []audit.Change{{Path: "/s", Op: "add", Kind: "file", After: hash}}}, Blobs: []audit.Blob{kept}})
 	at := "/berm/v1/sandboxes/" + string(second) + "/audit/blobs/"
 	got := w.want(200, "GET", at+hash, "")
 	if string(got.body) != "<script>" || got.header.Get("Content-Type") != "application/octet-stream" || got.header.Get("Content-Disposition") != "attachment" {

@@ -23,7 +23,7 @@ import (
 )
 
 // version is that of the schema: a file of another one is made anew.
-const version = 2
+const version = 3
 
 // Times are nanoseconds since 1970.
 const schema = `
@@ -45,7 +45,7 @@ CREATE INDEX by_actor ON records (actor, seq);
 CREATE INDEX by_time ON records (time);
 CREATE INDEX by_outcome ON records (outcome, seq);
 CREATE TABLE names (
-	kind TEXT NOT NULL, -- path, host or blob
+	kind TEXT NOT NULL, -- path or host
 	name TEXT NOT NULL,
 	seq  INTEGER NOT NULL,
 	PRIMARY KEY (kind, name, seq)
@@ -189,10 +189,11 @@ func (x *Index) Query(ctx context.Context, q Query) (found []Found, err error) {
 	return found, err
 }
 
-// Names says whether a record of the sandbox names content by its hash.
+// Names says whether a record of the sandbox kept content, which it names by its hash. A hash that is told and of which nothing was kept
+// is not enough: whoever knows content could learn from it whether others' records have the same.
 func (x *Index) Names(ctx context.Context, id berm.SandboxID, sha256 string) (found bool, err error) {
 	err = x.fresh(ctx, func() error {
-		return x.db.QueryRowContext(ctx, `SELECT EXISTS (SELECT 1 FROM names JOIN records USING (seq) WHERE names.kind = 'blob' AND name = ? AND sandbox = ?)`, sha256, string(id)).Scan(&found)
+		return x.db.QueryRowContext(ctx, "SELECT EXISTS (SELECT 1 FROM contents WHERE sandbox = ? AND hash = ?)", string(id), sha256).Scan(&found)
 	})
 	return found, err
 }

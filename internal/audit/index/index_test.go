@@ -216,11 +216,14 @@ func TestNames(t *testing.T) {
 	l, x := sessions(t)
 	hash := l.Blob(audit.KindContent, audittest.MainAfter).SHA256
 	secret := l.Blob(audit.KindContent, "no record names it").SHA256
+	told := l.Blob(audit.KindContent, "kept for another").SHA256
+	l.Add(audit.Record{Sandbox: one, Type: audit.FileAPI, Data: audit.FileAccess{Path: "/guess", Op: "write", SHA256: told}})
+	l.Add(audit.Record{Sandbox: one, Type: audit.FileChange, Data: audit.Changes{Changes: []audit.Change{{Path: "/guess", Op: "add", Kind: "symlink", Before: told, After: told}}}})
 	for _, c := range []struct {
 		id   berm.SandboxID
 		hash string
 		want bool
-	}{{one, hash, true}, {"i0ccccccccccccccccccc", hash, false}, {one, secret, false}} {
+	}{{one, hash, true}, {"i0ccccccccccccccccccc", hash, false}, {one, secret, false}, {one, told, false}} {
 		if got, err := x.Names(t.Context(), c.id, c.hash); err != nil || got != c.want {
 			t.Errorf("%s of %s: %v, %v", c.hash, c.id, got, err)
 		}

@@ -88,7 +88,7 @@ func (b *intake) take(line trail.Line) error {
 	for _, of := range [...]struct {
 		kind string
 		list []string
-	}{{"path", n.paths}, {"host", n.hosts}, {"blob", n.blobs}} {
+	}{{"path", n.paths}, {"host", n.hosts}} {
 		for _, s := range of.list {
 			if _, err := b.exec("INSERT OR IGNORE INTO names VALUES (?, ?, ?)", of.kind, s, seq); err != nil {
 				return err

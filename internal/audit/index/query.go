@@ -210,13 +210,10 @@ func hostKey(h string) string {
 }
 
 // names are what of a record is looked for beside its envelope.
-type names struct{ paths, hosts, blobs []string }
+type names struct{ paths, hosts []string }
 
 // namesOf takes them from a record, and from the list of changes that it may have beside it.
 func namesOf(line trail.Line, source trail.Source) (n names) {
-	for _, b := range line.Blobs {
-		n.blobs = append(n.blobs, b.SHA256)
-	}
 	// What was read with the record is not read again but for changes, which are lists.
 	data, _ := line.Data.(map[string]any)
 	text := func(key string) string {
@@ -229,7 +226,7 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 	case "fs":
 		if line.Type == audit.FileAPI {
 			// audit.FileAccess
-			n.paths, n.blobs = append(n.paths, text("path"), text("to")), append(n.blobs, text("sha256"))
+			n.paths = append(n.paths, text("path"), text("to"))
 			break
 		}
 		var raw struct{ Data json.RawMessage }
@@ -240,7 +237,6 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 		}
 		for _, change := range append(c.Changes, allChanges(line, c, source)...) {
 			n.paths = append(n.paths, path.Join("/", change.Path))
-			n.blobs = append(n.blobs, change.Before, change.After)
 		}
 	case "net", "credential":
 		if line.Type == audit.NetAsk {
@@ -250,7 +246,7 @@ func namesOf(line trail.Line, source trail.Source) (n names) {
 		}
 		n.hosts = append(n.hosts, text("name"), text("address")) // egress.Event
 	}
-	n.paths, n.hosts, n.blobs = tidy(n.paths, pathKey), tidy(n.hosts, hostKey), tidy(n.blobs, strings.ToLower)
+	n.paths, n.hosts = tidy(n.paths, pathKey), tidy(n.hosts, hostKey)
 	return n
 }
 
