@@ -50,7 +50,7 @@ files that somebody copied.`,
 		if dry {
 			what = "erased would be"
 		}
-		_, err = fmt.Fprintf(out, "%s %d records (%s to %s) and %d pieces of content, %d bytes\n", what, done.Records,
+		_, err = fmt.Fprintf(out, "%s %d records (%s to %s) and %d pieces of content, %d bytes; what others name too stays\n", what, done.Records,
 			done.First.Local().Format(time.DateTime), done.Last.Local().Format(time.DateTime), done.Contents, done.Bytes)
 		if !dry {
 			_, told := fmt.Fprintf(out, "record %d tells so\n", done.By)

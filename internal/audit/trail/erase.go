@@ -30,7 +30,8 @@ type Erasure struct {
 	Records uint64         `json:"records"`
 	// Left is how many of them are still there: a crash interrupted it.
 	Left uint64 `json:"left,omitempty"`
-	// What only who erases learns; of several, as if all of them went.
+	// What only who erases learns. Contents that others name, too, stay and count: whoever has content is not told whether
+	// another has the same.
 	Bytes    int64     `json:"bytes,omitempty"` // of records, not packed, and contents
 	Contents int       `json:"contents,omitempty"`
 	First    time.Time `json:"first,omitzero"` // of the records
@@ -288,11 +289,11 @@ func (d Dir) find(all []Erasure) error {
 	for i := range all {
 		e := &all[i]
 		for hash, size := range e.blobs {
+			e.Contents, e.Bytes = e.Contents+1, e.Bytes+size
 			if _, alone := blobs[hash]; !alone {
 				delete(e.blobs, hash)
 				continue
 			}
-			e.Contents, e.Bytes = e.Contents+1, e.Bytes+size
 			// Another sandbox may have kept it again, and not be named with it yet.
 			if info, err := os.Stat(filepath.Join(string(d), audit.BlobDir, hash[:2], hash)); err == nil && info.ModTime().After(e.named) {
 				e.named = info.ModTime()
