@@ -56,6 +56,10 @@ const (
 	maxLog = 20000
 )
 
+// fetchTime bounds the fetching of an image. As long as it takes no template of any team can be removed, and the
+// registry is whatever an order names.
+var fetchTime = time.Hour
+
 var system = audit.Actor{Type: "system"}
 
 // Builder makes templates. The methods are safe for concurrent use.

@@ -306,7 +306,12 @@ func (r *running) fetch(ctx context.Context, from *From, provided bool) error {
 		if opts.Login == nil && r.build.Team != "" {
 			opts.Login = template.Anonymous // Docker's configuration is that of who runs the server
 		}
-		t, err := r.b.Store.Fetch(ctx, r.build.Team, from.Image, opts, r.progress())
+		fetching, cancel := context.WithTimeoutCause(ctx, fetchTime, fmt.Errorf("image %s did not come within %s", from.Image, fetchTime))
+		defer cancel()
+		t, err := r.b.Store.Fetch(fetching, r.build.Team, from.Image, opts, r.progress())
+		if err != nil && fetching.Err() != nil {
+			err = context.Cause(fetching)
+		}
 		if err != nil {
 			return &stepError{err}
 		}

@@ -195,3 +195,56 @@ func TestImagesOfTeams(t *testing.T) {
 		t.Errorf("%+v, %v", all, err)
 	}
 }
+
+// A registry that answers nothing, or half of a layer, does not keep others from removing templates for ever.
+func TestSlowRegistry(t *testing.T) {
+	inner := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
+	var slow atomic.Value
+	slow.Store("")
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if at := slow.Load().(string); at != "" && r.Method == http.MethodGet && strings.Contains(r.URL.Path, at) {
+			_, _ = w.Write([]byte("half"))
+			_ = http.NewResponseController(w).Flush()
+			<-r.Context().Done()
+			return
+		}
+		inner.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	host := strings.TrimPrefix(server.URL, "http://")
+	image, err := random.Image(1<<10, 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ref, err := name.ParseReference(host + "/base")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := remote.Write(ref, image); err != nil {
+		t.Fatal(err)
+	}
+	layers, err := image.Layers()
+	if err != nil {
+		t.Fatal(err)
+	}
+	layer, err := layers[0].Digest()
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := fetchTime
+	fetchTime = 200 * time.Millisecond
+	t.Cleanup(func() { fetchTime = before })
+	for _, at := range []string{"/manifests/", "/blobs/", "/blobs/" + layer.String()} {
+		slow.Store(at)
+		b := newBuilder(t)
+		b.outside = http.DefaultTransport
+		r := begin(t, b, "blue", "app")
+		r.order = Order{From: From{Image: host + "/base"}}
+		if _, err := r.all(t.Context()); err == nil || !strings.Contains(err.Error(), "did not come within") {
+			t.Errorf("%s: %v", at, err)
+		}
+		if err := b.Store.Remove(t.Context(), "none"); berm.KindOf(err) != berm.NotFound {
+			t.Errorf("%s: afterwards %v", at, err)
+		}
+	}
+}
