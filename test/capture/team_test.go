@@ -20,7 +20,6 @@ import (
 // others; what is more than the team's limit goes by itself after the sandbox has ended.
 func TestTeam(t *testing.T) {
 	harness.Slow(t)
-	t.Parallel() // it waits for minutes
 	s := harness.Serve(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 8*time.Minute)
 	defer cancel()
