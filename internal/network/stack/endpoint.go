@@ -58,8 +58,9 @@ func newEndpoint(fd int, g gate, frames *ether) (*endpoint, error) {
 }
 
 // sizes of the pieces that a packet is read into, which are what the buffers' pool has;
-// together they hold the longest packet of IPv4.
-var sizes = [...]int{2 << 10, 4 << 10, 8 << 10, 16 << 10, 32 << 10, 4 << 10}
+// together they hold the longest packet of IPv4. There are few, since each is taken from the pool,
+// cleared and counted on its own.
+var sizes = [...]int{2 << 10, 64 << 10}
 
 // pieces is room for one packet. What a packet did not use stays for the next.
 type pieces struct {
@@ -87,12 +88,17 @@ func (p *pieces) release() {
 	}
 }
 
-// take makes a packet of the first n bytes.
+// take makes a packet of the first n bytes. What fills less than half of the last piece is copied into
+// one of its size: a packet waits in memory, of which its sandbox has a share by its length.
 func (p *pieces) take(n int) buffer.Buffer {
 	var packet buffer.Buffer
 	for i := 0; n > 0; i++ {
 		v := p.views[i]
-		p.views[i] = nil
+		if i == 0 || n > v.Size()/2 {
+			p.views[i] = nil
+		} else {
+			v = buffer.NewViewWithData(v.AsSlice()[:n])
+		}
 		if n < v.Size() {
 			v.CapLength(n)
 		}
