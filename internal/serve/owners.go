@@ -47,6 +47,13 @@ func (o *owners) team(id berm.SandboxID) berm.Team {
 	return ""
 }
 
+// name has a record of a sandbox tell whose that is.
+func (o *owners) name(r *audit.Record) {
+	if r.Sandbox != "" && r.Team == "" {
+		r.Team = o.team(r.Sandbox)
+	}
+}
+
 // forget drops sandboxes that have ended, or never came to be, at this look and the one before: records of
 // flows come after the end.
 func (o *owners) forget(living map[berm.SandboxID]bool) {
@@ -86,9 +93,7 @@ type ownedLog struct {
 
 // Emit implements audit.Emitter.
 func (l ownedLog) Emit(r audit.Record) error {
-	if r.Sandbox != "" && r.Team == "" {
-		r.Team = l.owners.team(r.Sandbox)
-	}
+	l.owners.name(&r)
 	return l.auditLog.Emit(r)
 }
 
@@ -96,9 +101,7 @@ func (l ownedLog) Emit(r audit.Record) error {
 func (l ownedLog) EmitAll(records []audit.Record) error {
 	records = slices.Clone(records) // they are the caller's
 	for i := range records {
-		if r := &records[i]; r.Sandbox != "" && r.Team == "" {
-			r.Team = l.owners.team(r.Sandbox)
-		}
+		l.owners.name(&records[i])
 	}
 	return audit.EmitAll(l.auditLog, records)
 }

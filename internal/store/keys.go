@@ -98,7 +98,7 @@ func (db *DB) RevokeKey(ctx context.Context, id string) (Key, error) {
 
 // Keys lists all keys, oldest first, revoked ones too.
 func (db *DB) Keys(ctx context.Context) ([]Key, error) {
-	keys, err := collect(ctx, db, scanKey, "SELECT id, name, prefix, created, revoked, erase, team FROM keys ORDER BY created")
+	keys, err := collect(ctx, db, scanKey, selectKey+" ORDER BY created")
 	if keys == nil {
 		keys = []Key{} // [] in JSON
 	}
@@ -119,12 +119,14 @@ func (db *DB) Authenticate(ctx context.Context, secret string) (Key, error) {
 }
 
 func (db *DB) key(ctx context.Context, from *sql.DB, where string, arg any) (Key, error) {
-	s, err := db.prepare(ctx, from, "SELECT id, name, prefix, created, revoked, erase, team FROM keys WHERE "+where)
+	s, err := db.prepare(ctx, from, selectKey+" WHERE "+where)
 	if err != nil {
 		return Key{}, berm.Errorf(berm.Internal, "database: %w", err)
 	}
 	return scanKey(s.QueryRowContext(ctx, arg))
 }
+
+const selectKey = "SELECT id, name, prefix, created, revoked, erase, team FROM keys"
 
 func scanKey(row scanner) (Key, error) {
 	var key Key

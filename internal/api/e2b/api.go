@@ -375,7 +375,7 @@ func (a *API) handler(rt route) http.Handler {
 		}
 		took := time.Since(begin)
 		a.stats.observe(rt, out.status, took)
-		if err := a.calls.record(rt, r, a.concerns(r), out.status, trace); err != nil {
+		if err := a.calls.record(rt, r, a.concerns, out.status, trace); err != nil {
 			a.Log.Error("audit record lost", "type", audit.APICall, "trace", trace, "error", err)
 		}
 		level := slog.LevelInfo

@@ -31,7 +31,7 @@ func newCalls(emitter audit.Emitter) *calls {
 // record tells of a call that was to change something, and of any that was refused
 // for who made it. Neither body nor query are told: they hold secrets. What the call
 // does has a record of its own, without which it is not done.
-func (c *calls) record(rt route, r *http.Request, sandbox berm.SandboxID, status int, trace string) error {
+func (c *calls) record(rt route, r *http.Request, sandbox func(*http.Request) berm.SandboxID, status int, trace string) error {
 	refused := status == http.StatusUnauthorized || status == http.StatusForbidden
 	if rt.method == http.MethodGet && !refused {
 		return nil
@@ -56,7 +56,7 @@ func (c *calls) record(rt route, r *http.Request, sandbox berm.SandboxID, status
 		outcome = audit.Failed
 	}
 	return c.audit.Emit(audit.Record{
-		Team: keyOf(r).Team, Sandbox: sandbox, Actor: who, Type: audit.APICall, Src: "api", Trust: audit.TrustHost,
+		Team: keyOf(r).Team, Sandbox: sandbox(r), Actor: who, Type: audit.APICall, Src: "api", Trust: audit.TrustHost,
 		Outcome: outcome, Data: data, TraceID: trace,
 	})
 }
