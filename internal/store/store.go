@@ -13,11 +13,12 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
-	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
 
 	"github.com/berm-sandbox/berm"
+	"github.com/berm-sandbox/berm/internal/kernel/flock"
 )
 
 // Format is the number in DATA/VERSION: the layout of the data directory.
@@ -55,9 +56,11 @@ func (db *DB) prepare(ctx context.Context, of *sql.DB, text string) (*sql.Stmt, 
 }
 
 // Open opens the data directory dir for the server, makes it when it is missing,
-// and holds it exclusively until Close. Kinds: Conflict when another server holds
-// it, Unsupported when a newer Berm wrote it.
-func Open(dir string) (*DB, error) {
+// and holds it exclusively until Close. It waits for a moment for who holds it. Kinds: Conflict when
+// another server holds it, Unsupported when a newer Berm wrote it.
+func Open(dir string) (*DB, error) { return openWithin(dir, flock.Patience) }
+
+func openWithin(dir string, patience time.Duration) (*DB, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, berm.Errorf(berm.Internal, "data directory: %w", err)
 	}
@@ -65,7 +68,7 @@ func Open(dir string) (*DB, error) {
 	if err != nil {
 		return nil, berm.Errorf(berm.Internal, "data directory: %w", err)
 	}
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := flock.Take(lock, patience); err != nil {
 		lock.Close()
 		return nil, berm.Errorf(berm.Conflict, "data directory %s is in use by another server", dir).
 			WithHint("Stop it, or choose another directory with --data.")
@@ -82,7 +85,7 @@ func Open(dir string) (*DB, error) {
 // OpenShared opens a data directory beside a server that may hold it, for the
 // commands that manage keys and holds.
 func OpenShared(dir string) (*DB, error) {
-	db, err := Open(dir)
+	db, err := openWithin(dir, 0)
 	if berm.KindOf(err) != berm.Conflict {
 		return db, err
 	}

@@ -27,10 +27,21 @@ func open(t *testing.T, dir string) *DB {
 	return db
 }
 
+// A server that was killed may leave its lock to a child for a moment: the next one starts all the same.
+func TestOpenWaitsForDirectory(t *testing.T) {
+	dir := t.TempDir()
+	first := open(t, dir)
+	go func() {
+		time.Sleep(100 * time.Millisecond)
+		first.Close()
+	}()
+	open(t, dir)
+}
+
 func TestOpenHoldsDirectory(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a ?#% directory")
 	db := open(t, dir)
-	if _, err := Open(dir); berm.KindOf(err) != berm.Conflict {
+	if _, err := openWithin(dir, 10*time.Millisecond); berm.KindOf(err) != berm.Conflict {
 		t.Errorf("second server: %v", err)
 	}
 	shared, err := OpenShared(dir)

@@ -24,6 +24,7 @@ import (
 	"github.com/berm-sandbox/berm"
 	"github.com/berm-sandbox/berm/internal/audit"
 	"github.com/berm-sandbox/berm/internal/audit/process/ledger"
+	"github.com/berm-sandbox/berm/internal/cleanup"
 	"github.com/berm-sandbox/berm/internal/kernel/seccomp"
 	"github.com/berm-sandbox/berm/internal/kernel/trace"
 )
@@ -71,6 +72,9 @@ type box struct {
 	full  atomic.Uint64 // events that found no room in the queue
 	mu    sync.Mutex
 	root  *os.File // its root directory, for files whose process is gone; nil when it is over
+	// space is its pid namespace: while it is open no other has its number, which the kernel gives to
+	// the next namespace as soon as one is gone, whose processes would be taken for this one's.
+	space *os.File
 
 	// Of the goroutine that reads events: the host's ids of processes, by those inside.
 	hosts map[int]int
@@ -79,7 +83,7 @@ type box struct {
 	ledger *ledger.Ledger
 }
 
-// end lets go of what is open of a sandbox.
+// end lets go of the files of a sandbox.
 func (b *box) end() {
 	b.over.Store(true)
 	b.mu.Lock()
@@ -136,6 +140,7 @@ func (c *Collector) Close() {
 	defer c.mu.Unlock()
 	for _, b := range c.boxes {
 		b.end()
+		b.space.Close()
 	}
 }
 
@@ -149,24 +154,43 @@ func (c *Collector) Follow(id berm.SandboxID, first *berm.First, late bool) erro
 	if b.root, err = os.OpenFile(fmt.Sprintf("/proc/%d/root", first.PID), unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
 		return berm.Errorf(berm.NotFound, "sandbox %s has no first process: %w", id, err)
 	}
-	if b.ids, err = readIDs(first.PID); err == nil {
-		c.mu.Lock()
-		c.boxes[first.Namespace] = b
-		c.mu.Unlock()
-		if err = c.tracer.Follow(first.Namespace); err != nil {
-			c.mu.Lock()
-			delete(c.boxes, first.Namespace)
-			c.mu.Unlock()
-		}
-	}
-	if err != nil {
-		b.end()
+	cu := cleanup.Make(b.end)
+	defer cu.Clean()
+	if b.space, err = spaceOf(first); err != nil {
 		return err
 	}
+	cu.Add(func() { b.space.Close() })
+	if b.ids, err = readIDs(first.PID); err != nil {
+		return err
+	}
+	c.mu.Lock()
+	c.boxes[first.Namespace] = b
+	c.mu.Unlock()
+	if err = c.tracer.Follow(first.Namespace); err != nil {
+		c.mu.Lock()
+		delete(c.boxes, first.Namespace)
+		c.mu.Unlock()
+		return err
+	}
+	cu.Release()
 	if late {
 		b.ledger.Gap("no server ran", 0)
 	}
 	return nil
+}
+
+// spaceOf opens the pid namespace of a first process.
+func spaceOf(first *berm.First) (*os.File, error) {
+	f, err := os.Open(fmt.Sprintf("/proc/%d/ns/pid", first.PID))
+	if err != nil {
+		return nil, berm.Errorf(berm.NotFound, "the pid namespace of process %d: %w", first.PID, err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil || uint32(st.Ino) != first.Namespace {
+		f.Close()
+		return nil, berm.Errorf(berm.NotFound, "process %d is none of the sandbox", first.PID)
+	}
+	return f, nil
 }
 
 // readIDs reads which user ids of the host are which inside.
@@ -224,6 +248,7 @@ func (c *Collector) Forget(id berm.SandboxID) {
 	delete(c.boxes, b.first.Namespace)
 	c.mu.Unlock()
 	c.tracer.Forget(b.first.Namespace)
+	b.space.Close()
 }
 
 func (c *Collector) find(namespace uint32) *box {

@@ -33,6 +33,13 @@ func (k *kept) Emit(r audit.Record) error {
 // run runs a script in a pid namespace whose processes are recorded.
 func run(t testing.TB, c *Collector, id berm.SandboxID, script string) {
 	t.Helper()
+	follow(t, c, id, script)
+	c.Forget(id)
+}
+
+// follow is run of a sandbox that is followed on. It returns the number of its pid namespace.
+func follow(t testing.TB, c *Collector, id berm.SandboxID, script string) uint32 {
+	t.Helper()
 	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read x; "+script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	cmd.Stderr = os.Stderr
@@ -55,7 +62,7 @@ func run(t testing.TB, c *Collector, id berm.SandboxID, script string) {
 	}
 	in.Close()
 	_ = cmd.Wait()
-	c.Forget(id)
+	return uint32(st.Ino)
 }
 
 func collect(t testing.TB, emitter audit.Emitter, calls ...string) *Collector {
@@ -69,6 +76,63 @@ func collect(t testing.TB, emitter audit.Emitter, calls ...string) *Collector {
 	}
 	t.Cleanup(c.Close)
 	return c
+}
+
+// Until a sandbox is forgotten no other has the number of its pid namespace, by which events are told
+// apart: else what one does is recorded of the other.
+func TestNumberIsNotGivenToAnother(t *testing.T) {
+	k := &kept{}
+	c := collect(t, k)
+	seen := map[uint32]string{}
+	var ids []berm.SandboxID
+	for i := range 8 {
+		id := berm.SandboxID(fmt.Sprint("i", i))
+		number := follow(t, c, id, "/bin/true "+string(id))
+		if other, is := seen[number]; is {
+			t.Errorf("%s has the number of %s", id, other)
+		}
+		seen[number] = string(id)
+		time.Sleep(30 * time.Millisecond) // the kernel takes namespaces away a little later
+		ids = append(ids, id)
+	}
+	for _, id := range ids {
+		c.Forget(id)
+	}
+	if len(c.boxes) > 0 {
+		t.Errorf("%d are still followed", len(c.boxes))
+	}
+	told := map[string]berm.SandboxID{}
+	for _, r := range k.all {
+		if p, ok := r.Data.(audit.Process); ok && len(p.Argv) == 2 && r.Type == audit.ProcExec {
+			told[p.Argv[1]] = r.Sandbox
+		}
+	}
+	for _, id := range ids {
+		if told[string(id)] != id {
+			t.Errorf("what %s did is recorded of %q", id, told[string(id)])
+		}
+	}
+}
+
+// A process that has the number of a sandbox's first one is not followed in its place.
+func TestFirstProcessIsAnother(t *testing.T) {
+	c := collect(t, audit.Discard)
+	before := openFiles(t)
+	if err := c.Follow("i1", &berm.First{PID: os.Getpid(), Namespace: 1}, false); berm.KindOf(err) != berm.NotFound {
+		t.Errorf("%v", err)
+	}
+	if after := openFiles(t); after != before {
+		t.Errorf("%d files are open, %d before", after, before)
+	}
+}
+
+func openFiles(t *testing.T) int {
+	t.Helper()
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries)
 }
 
 // What is remembered of a program is not told of another one in its place.
