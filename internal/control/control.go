@@ -126,6 +126,7 @@ type Manager struct {
 	mu       sync.Mutex
 	sessions map[berm.SandboxID]*session
 	creating map[berm.SandboxID]share
+	secrets  int // how often one has changed
 	pools    []*pool
 	tend     chan struct{} // has the pools looked at
 	shelf    *shelf

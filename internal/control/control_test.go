@@ -28,6 +28,7 @@ type records struct {
 	all      []audit.Record
 	together int // records that came with others
 	fail     error
+	before   func(audit.Record) // is called before one is kept; nil for nothing
 }
 
 func (r *records) EmitAll(all []audit.Record) (err error) {
@@ -43,6 +44,9 @@ func (r *records) EmitAll(all []audit.Record) (err error) {
 }
 
 func (r *records) Emit(rec audit.Record) error {
+	if r.before != nil {
+		r.before(rec)
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.fail == nil {

@@ -166,6 +166,7 @@ func (m *Manager) SetCredentials(ctx context.Context, id berm.SandboxID, credent
 // them when there is none any more.
 func (m *Manager) SecretChanged(ctx context.Context, team berm.Team, name string) {
 	m.mu.Lock()
+	m.secrets++
 	sessions := m.all()
 	m.mu.Unlock()
 	name = strings.ToLower(name)

@@ -217,6 +217,9 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 		Checkpoints: r.Checkpoints, Warm: warm != nil, Own: r.Of != nil, Begun: o.begun, Boot: m.Boot,
 	}
 	var warnings []string
+	m.mu.Lock()
+	secrets := m.secrets // before the broker reads them
+	m.mu.Unlock()
 	if spec.Link {
 		// What it may reach is recorded together with what it is held to: nothing goes on between them.
 		network, err := s.firstPolicy(allowed, r.Network.EgressProxy)
@@ -256,7 +259,11 @@ func (m *Manager) make(ctx context.Context, r CreateRequest, o origin, step func
 	m.mu.Lock()
 	delete(m.creating, spec.ID)
 	m.sessions[spec.ID] = s
+	secrets = m.secrets - secrets
 	m.mu.Unlock()
+	if secrets > 0 && s.online != nil && !granted.empty() { // of those changes nobody told it
+		m.work.Go(func() { s.renew(context.WithoutCancel(ctx)) })
+	}
 	s.attend(ctx)
 	<-s.op
 	s.boundLine()

@@ -479,6 +479,30 @@ func TestGrants(t *testing.T) {
 	}
 }
 
+// A secret that changes after a sandbox that is being made has got it, and before others know of the
+// sandbox, reaches it too.
+func TestSecretChangesDuringCreate(t *testing.T) {
+	w, _ := newOnlineWorld(t, true)
+	b := w.Egress.Broker.(broker)
+	before := 0
+	w.audit.before = func(r audit.Record) {
+		if r.Type == audit.SandboxStart {
+			before = b.Link(r.Sandbox).Sets()
+			w.SecretChanged(t.Context(), "", "skey")
+		}
+	}
+	s := w.create(t, func(r *CreateRequest) {
+		r.Credentials = []Credential{{Name: "api", Secret: "secret:skey", Hosts: []string{"api.example"}}}
+	})
+	eventually(t, "the broker reads the secret anew", func() bool { return b.Link(s.ID).Sets() > before })
+	w.audit.before = nil
+	quiet := w.create(t, func(r *CreateRequest) { r.Credentials = s.Grants.Credentials })
+	time.Sleep(20 * time.Millisecond)
+	if sets := b.Link(quiet.ID).Sets(); sets != before {
+		t.Errorf("the broker reads %d times what did not change", sets)
+	}
+}
+
 // A sandbox gets secrets of its own team, after a restart and as a fork too, and hears of no others.
 func TestGrantsOfATeam(t *testing.T) {
 	ctx := t.Context()

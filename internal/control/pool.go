@@ -6,7 +6,9 @@ import (
 	"errors"
 	"os"
 	"reflect"
+	"slices"
 	"strconv"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -56,6 +58,8 @@ type member struct {
 	spec  berm.Spec
 	held  berm.Policy
 	ready bool // what the template starts has begun
+	// setting is held over each change of the deadline, so that the owner's is the last.
+	setting sync.Mutex
 }
 
 // PoolState is what a pool is at a moment.
@@ -110,7 +114,11 @@ func (m *Manager) take(ctx context.Context, spec *berm.Spec, build berm.BuildID)
 		}
 		var group errgroup.Group
 		group.Go(func() error { return taken.initAgent(ctx, "", given.Guest) })
-		group.Go(func() error { return taken.handle.SetDeadline(ctx, given.Deadline) })
+		group.Go(func() error {
+			taken.setting.Lock()
+			defer taken.setting.Unlock()
+			return taken.handle.SetDeadline(ctx, given.Deadline)
+		})
 		err := group.Wait()
 		m.tendPools()
 		if err == nil {
@@ -238,14 +246,26 @@ func (m *Manager) checkMembers() {
 	}
 	m.mu.Unlock()
 	for _, waiting := range all {
-		ctx, cancel := context.WithTimeout(m.ctx, agentTime)
-		err := waiting.handle.SetDeadline(ctx, time.Now().Add(memberLife))
-		cancel()
-		if err != nil && m.ctx.Err() == nil {
+		if err := m.prolong(waiting); err != nil && m.ctx.Err() == nil {
 			m.Log.Warn("a sandbox of a pool does not answer", "sandbox", waiting.spec.ID, "error", err)
 			m.withdraw(func(_ *pool, other *member) bool { return other == waiting })
 		}
 	}
+}
+
+// prolong gives a member time, unless somebody has taken it.
+func (m *Manager) prolong(waiting *member) error {
+	waiting.setting.Lock()
+	defer waiting.setting.Unlock()
+	m.mu.Lock()
+	waits := slices.ContainsFunc(m.pools, func(p *pool) bool { return slices.Contains(p.members, waiting) })
+	m.mu.Unlock()
+	if !waits {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, agentTime)
+	defer cancel()
+	return waiting.handle.SetDeadline(ctx, time.Now().Add(memberLife))
 }
 
 // withdraw lets the members go that it is told to, unless somebody takes them first.

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -142,6 +143,43 @@ func TestPoolRace(t *testing.T) {
 		t.Errorf("%+v", p)
 	}
 	w.waiting(t, 3)
+}
+
+// Who takes a sandbox while the pool's are given time keeps the end that was asked for.
+func TestPoolDeadlines(t *testing.T) {
+	ctx := t.Context()
+	w := newWorld(t, pooling(2))
+	w.waiting(t, 2)
+	first := w.Manager.pools[0].members[0]
+	var begun atomic.Bool
+	var second Sandbox
+	var group sync.WaitGroup
+	w.engine.Fail(func(_ berm.SandboxID, method string) error {
+		if method == "SetDeadline" && begun.CompareAndSwap(false, true) { // by the look at the first
+			group.Go(func() { w.create(t) })
+			eventually(t, "the first is taken", func() bool {
+				w.mu.Lock()
+				defer w.mu.Unlock()
+				return !slices.Contains(w.Manager.pools[0].members, first)
+			})
+			second = w.create(t)
+		}
+		return nil
+	})
+	w.checkMembers()
+	group.Wait()
+	if !second.Warm || second.ID != w.engine.Specs[1].ID {
+		t.Fatalf("%+v", second)
+	}
+	for _, s := range w.List(Filter{}) {
+		owned, err := w.session(s.ID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if at, err := owned.handle.Status(ctx); err != nil || at.Deadline.Sub(s.EndAt).Abs() > time.Millisecond {
+			t.Errorf("%s ends at %s, its owner is told %s, %v", s.ID, at.Deadline, s.EndAt, err)
+		}
+	}
 }
 
 // One that died, or does not answer, is nobody's.
