@@ -47,7 +47,6 @@ type Collector struct {
 	calls  map[int]string // that are recorded
 	hashes hashes
 	work   sync.WaitGroup
-	stop   chan struct{}
 
 	queueing sync.Mutex
 	queue    []item
@@ -122,7 +121,7 @@ func New(emitter audit.Emitter, log *slog.Logger, calls ...string) (*Collector, 
 	}
 	c := &Collector{
 		audit: emitter, log: log, tracer: tracer, calls: names, ready: make(chan struct{}, 1), over: make(chan struct{}),
-		stop: make(chan struct{}), boxes: map[uint32]*box{},
+		boxes: map[uint32]*box{},
 	}
 	c.work.Go(c.read)
 	c.work.Go(c.record)
@@ -131,17 +130,18 @@ func New(emitter audit.Emitter, log *slog.Logger, calls ...string) (*Collector, 
 
 // Close ends it.
 func (c *Collector) Close() {
-	close(c.stop)
-	if err := c.tracer.Close(); err != nil {
-		c.log.Error("closing failed", "what", "process records", "error", err)
-	}
-	c.work.Wait()
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	for _, b := range c.boxes {
 		b.end()
 		b.space.Close()
 	}
+	clear(c.boxes)
+	err := c.tracer.Close()
+	c.mu.Unlock()
+	if err != nil {
+		c.log.Error("closing failed", "what", "process records", "error", err)
+	}
+	c.work.Wait()
 }
 
 // Follow begins with a sandbox. late says that it has run unseen until now.
@@ -236,19 +236,35 @@ func (c *Collector) Forget(id berm.SandboxID) {
 	c.mu.Lock()
 	c.waiting = append(c.waiting, done)
 	c.mu.Unlock()
-	if c.tracer.Flush() == nil {
-		select {
-		case <-done:
-		case <-time.After(endTime):
-		case <-c.stop:
+	gone := func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		if c.boxes[b.first.Namespace] != b {
+			return // all is closed
 		}
+		c.tracer.Forget(b.first.Namespace)
+		delete(c.boxes, b.first.Namespace)
+		b.space.Close()
 	}
-	b.end()
-	c.mu.Lock()
-	delete(c.boxes, b.first.Namespace)
-	c.mu.Unlock()
-	c.tracer.Forget(b.first.Namespace)
-	b.space.Close()
+	defer b.end()
+	if c.tracer.Flush() != nil {
+		gone()
+		return
+	}
+	select {
+	case <-done:
+		gone()
+	case <-time.After(endTime): // what is left of it must not be taken for another's
+		c.work.Go(func() {
+			select {
+			case <-done:
+			case <-c.over:
+			}
+			gone()
+		})
+	case <-c.over:
+		gone()
+	}
 }
 
 func (c *Collector) find(namespace uint32) *box {

@@ -114,6 +114,43 @@ func TestNumberIsNotGivenToAnother(t *testing.T) {
 	}
 }
 
+// What nobody has read yet when a sandbox is forgotten is still its own, whoever comes after.
+func TestForgottenBeforeItIsRead(t *testing.T) {
+	k := &kept{}
+	c := collect(t, k)
+	c.queueing.Lock() // the reader stops at the first event
+	first := follow(t, c, "i1", "/bin/true i1")
+	c.Forget("i1")
+	time.Sleep(30 * time.Millisecond)
+	if second := follow(t, c, "i2", "/bin/true i2"); second == first {
+		t.Error("the next one has its number")
+	}
+	c.queueing.Unlock()
+	c.Forget("i2")
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
+		c.mu.Lock()
+		left := len(c.boxes)
+		c.mu.Unlock()
+		if left == 0 {
+			break
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d are still followed", left)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	told := map[string]berm.SandboxID{}
+	for _, r := range k.all {
+		if p, ok := r.Data.(audit.Process); ok && len(p.Argv) == 2 && r.Type == audit.ProcExec {
+			told[p.Argv[1]] = r.Sandbox
+		}
+	}
+	if told["i1"] != "i1" || told["i2"] != "i2" {
+		t.Errorf("%v", told)
+	}
+}
+
 // A process that has the number of a sandbox's first one is not followed in its place.
 func TestFirstProcessIsAnother(t *testing.T) {
 	c := collect(t, audit.Discard)

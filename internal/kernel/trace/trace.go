@@ -190,9 +190,11 @@ func (t *Tracer) Read() (Event, error) {
 // programs tell of its end twice. Its number goes to no other process before both are past it.
 type ends struct{ last, before map[process]struct{} }
 
+// process is one that others are not taken for: the number of a namespace goes to the next one, in
+// which processes that were there before it was followed have numbers of those in the one before.
 type process struct {
 	namespace uint32
-	pid       int
+	pid, host int
 }
 
 // maxEnds bounds either part. What lies between both ends of one process is far less.
@@ -200,7 +202,7 @@ const maxEnds = 10_000
 
 // first is false for the second end of a process.
 func (s *ends) first(e Event) bool {
-	p := process{e.Namespace, e.PID}
+	p := process{e.Namespace, e.PID, e.Host}
 	if e.Kind == Call {
 		return true
 	}

@@ -32,14 +32,22 @@ func open(t *testing.T, calls ...int) *Tracer {
 // returns the events until its end.
 func inside(t *testing.T, tr *Tracer, script string) (all []Event) {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "read x; "+script)
+	cmd := exec.CommandContext(t.Context(), "/bin/sh", "-c", "echo; exec >&2; read x; "+script)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID}
 	cmd.Stderr = os.Stderr
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
 	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	// Start returns before the kernel tells of the execution, which is not one of the script's.
+	if _, err := out.Read(make([]byte, 1)); err != nil {
 		t.Fatal(err)
 	}
 	var st unix.Stat_t
@@ -195,6 +203,7 @@ func TestEndsOnce(t *testing.T) {
 	}
 	check(true, Event{Kind: Exit, Namespace: 1, PID: 2})
 	check(false, Event{Kind: Exit, Namespace: 1, PID: 2})
+	check(true, Event{Kind: Exit, Namespace: 1, PID: 2, Host: 7}) // of the next namespace with that number
 	check(true, Event{Kind: Exit, Namespace: 2, PID: 2})
 	for i := range maxEnds {
 		check(true, Event{Kind: Exit, Namespace: 3, PID: i})
