@@ -170,13 +170,13 @@ func (m *Machine) orKill(err, back error) error {
 func (m *Machine) SetDeadline(deadline time.Time) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	switch m.status.State {
-	case berm.Running:
+	switch {
+	case m.status.State == berm.Killed || m.reason != "":
+		return gone()
+	case m.status.State == berm.Running:
 		m.setDeadline(deadline)
 		m.publish()
 		return nil
-	case berm.Killed:
-		return gone()
 	}
 	return berm.Errorf(berm.Conflict, "the sandbox is %s", m.status.State)
 }
@@ -291,6 +291,9 @@ func (m *Machine) expire(deadline time.Time) {
 	m.mu.Lock()
 	current := m.status.Deadline.Equal(deadline) && m.status.State == berm.Running
 	pause := m.status.OnDeadline == berm.PauseAtDeadline
+	if current && !pause && m.reason == "" {
+		m.reason = berm.ReasonTimeout // from now on nobody moves it
+	}
 	m.mu.Unlock()
 	if !current {
 		return

@@ -18,6 +18,7 @@ type wall struct {
 	m      *Machine
 	freeze func() error
 	thaw   error
+	kill   func() // before it dies
 	once   sync.Once
 }
 
@@ -38,6 +39,9 @@ func (w *wall) Thaw() error                { return w.thaw }
 func (w *wall) Usage() (berm.Usage, error) { return berm.Usage{PIDs: 7}, nil }
 func (w *wall) Policy() json.RawMessage    { return json.RawMessage(`{"network":"none"}`) }
 func (w *wall) Kill() {
+	if w.kill != nil {
+		w.kill()
+	}
 	w.once.Do(func() { go func() { w.m.Died(berm.Exit{Reason: w.m.Reason()}) }() })
 }
 
@@ -87,6 +91,23 @@ func TestFailedPauseKeepsDeadline(t *testing.T) {
 	m.Wait()
 	if s := m.Status(); s.Exit.Reason != berm.ReasonTimeout {
 		t.Errorf("%+v", s)
+	}
+}
+
+// Who is dying gets no time any more: its owner would take it for granted.
+func TestDeadlineOfTheDying(t *testing.T) {
+	for _, end := range []time.Time{{}, time.Now().Add(10 * time.Millisecond)} {
+		w := &wall{}
+		w.kill = func() {
+			if err := w.m.SetDeadline(time.Now().Add(time.Hour)); berm.KindOf(err) != berm.NotFound {
+				t.Errorf("it gets an hour: %v", err)
+			}
+		}
+		m := machine(w, end, berm.KillAtDeadline)
+		if end.IsZero() {
+			m.Kill(berm.ReasonKilled)
+		}
+		m.Wait()
 	}
 }
 

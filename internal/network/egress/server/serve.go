@@ -4,6 +4,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"maps"
 	"net"
@@ -284,7 +285,8 @@ type sandbox struct {
 	sessions  *inspect.Sessions          // with whom its roots verify
 	real      bool                       // names have their real addresses
 	asks      bool                       // some rule does
-	spent     map[string]bool            // rules for one flow that were used
+	given     egress.Policy              // in force
+	spent     map[string]bool            // rules of it for one flow that were used
 	live      map[*flow]struct{}
 	handed    uint64      // flows that the broker got
 	expiry    *time.Timer // at the end of the next rule that ends
@@ -315,7 +317,10 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	}
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	x.policy, x.upstream, x.spent, x.endpoints = e, route, map[string]bool{}, map[string]egress.Endpoint{}
+	if x.spent == nil || !sameRules(x.given, o.Policy) {
+		x.spent = map[string]bool{}
+	}
+	x.policy, x.given, x.upstream, x.endpoints = e, o.Policy, route, map[string]egress.Endpoint{}
 	for _, e := range o.Policy.Endpoints {
 		x.endpoints[e.Name] = e
 	}
@@ -327,6 +332,12 @@ func (x *sandbox) set(o egress.Order) (warnings []string, err error) {
 	}
 	x.expire()
 	return warnings, nil
+}
+
+// sameRules says whether a policy is another one's rules again, as they come with new credentials or
+// another service of these: what is for one flow is not for another then.
+func sameRules(a, b egress.Policy) bool {
+	return a.Revision == b.Revision && a.YAML == b.YAML && bytes.Equal(a.JSON, b.JSON) && slices.Equal(a.Entries, b.Entries)
 }
 
 // expiryStep bounds how long a timer waits for the end of a rule: it stands still while the

@@ -402,9 +402,11 @@ func TestExpiry(t *testing.T) {
 	}
 }
 
-// A rule for one flow is used up by one.
+// A rule for one flow is used up by one, also when the same policy comes again, and not by one of
+// the policy before.
 func TestOnce(t *testing.T) {
-	o := attach(t, internet(t), `{"version":1,"rules":[{"id":"once","to":["`+one+`"],"ports":[7],"once":true}]}`)
+	const rules = `{"version":1,"rules":[{"id":"once","to":["` + one + `"],"ports":[7],"once":true}]}`
+	o := attach(t, internet(t), rules)
 	c := o.MustConnect(t, "tcp", one+":7")
 	if err := o.echo(c); err != nil {
 		t.Fatal(err)
@@ -414,6 +416,24 @@ func TestOnce(t *testing.T) {
 	}
 	if err := o.echo(c); err != nil {
 		t.Errorf("the first afterwards: %v", err)
+	}
+	again := document(rules)
+	again.Attach = []egress.Attachment{} // as credentials are given
+	if a := o.order(egress.Order{Policy: again}, nil); !a.Done {
+		t.Fatalf("the same again: %+v", a.Error)
+	}
+	if _, err := o.Connect("tcp", one+":7"); !errors.Is(err, unix.ECONNREFUSED) {
+		t.Errorf("after the same policy: %v", err)
+	}
+	if err := o.echo(c); err != nil {
+		t.Errorf("the first after the same policy: %v", err)
+	}
+	again.Revision = "8"
+	if a := o.order(egress.Order{Policy: again}, nil); !a.Done {
+		t.Fatalf("a new one: %+v", a.Error)
+	}
+	if err := o.echo(o.MustConnect(t, "tcp", one+":7")); err != nil {
+		t.Errorf("by a new policy: %v", err)
 	}
 }
 
