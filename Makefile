@@ -12,6 +12,9 @@ AGENTS   := internal/embedded/bin/$(GOARCH)
 PLATFORM := cmd/berm/platform/$(GOARCH)
 # With the race detector programs sleep for a second before they end, and tests start many.
 RACE     := CGO_ENABLED=1 GORACE=atexit_sleep_ms=10
+# Each test binary is linked anew: without DWARF, which tracebacks do not need, in two thirds of the time.
+# Both targets run go vet before.
+LEAN     := -vet=off -ldflags=-w
 SUDO     := $(if $(filter 0,$(shell id -u)),,sudo)
 PACKAGES := build-essential e2fsprogs mmdebstrap uidmap ca-certificates curl busybox-static \
             bubblewrap python3-venv debian-archive-keyring zstd xfsprogs btrfs-progs
@@ -49,7 +52,7 @@ demo: setup build ## build, make the default template, start a server, run the S
 
 test: build ## the fast tests, with the race detector: a developer's loop
 	$(GO) vet ./...
-	$(RACE) $(GO) test -race ./test/local ./...
+	$(RACE) $(GO) test -race $(LEAN) ./test/local ./...
 
 # The packages that take longest come first, so that none of them runs on alone at the end.
 test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, load
@@ -57,7 +60,7 @@ test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, 
 	$(GO) vet ./...
 	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./cmd/... ./internal/...
 	bin/berm template build base
-	BERM_TEST_ALL=1 $(RACE) $(GO) test -race -timeout 40m ./test/probes ./internal/template ./test/load ./...
+	BERM_TEST_ALL=1 $(RACE) $(GO) test -race $(LEAN) -timeout 40m ./test/probes ./internal/template ./test/load ./...
 	$(GO) test -tags failpoint -run 'Crash|Fail|Dies' ./internal/driver/namespace ./internal/driver/gvisor ./internal/template ./internal/local/... ./internal/audit/... ./internal/depot
 	test/e2e/run
 	test/e2e/run gvisor
