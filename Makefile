@@ -50,9 +50,10 @@ setup: ## install the packages that build, template and tests need
 demo: setup build ## build, make the default template, start a server, run the SDK example
 	examples/demo
 
+# Many packages wait more than they compute: twice as many as there are processors run at a time.
 test: build ## the fast tests, with the race detector: a developer's loop
 	$(GO) vet ./...
-	$(RACE) $(GO) test -race $(LEAN) ./test/local ./...
+	$(RACE) $(GO) test -race $(LEAN) -p $$((2 * $$(nproc))) ./test/local ./...
 
 # The packages that take longest come first, so that none of them runs on alone at the end.
 test-all: build runsc ## everything: slow tests, official SDKs, probes, faults, load
