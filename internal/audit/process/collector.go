@@ -221,6 +221,7 @@ func (b *box) inside(uid uint32) int {
 
 // Forget ends it, when the sandbox has ended and what is known of its processes is recorded.
 func (c *Collector) Forget(id berm.SandboxID) {
+	done := make(chan struct{})
 	c.mu.Lock()
 	var b *box
 	for _, of := range c.boxes {
@@ -228,43 +229,42 @@ func (c *Collector) Forget(id berm.SandboxID) {
 			b = of
 		}
 	}
+	if b != nil {
+		c.waiting = append(c.waiting, done)
+	}
 	c.mu.Unlock()
 	if b == nil {
 		return
 	}
-	done := make(chan struct{})
-	c.mu.Lock()
-	c.waiting = append(c.waiting, done)
-	c.mu.Unlock()
-	gone := func() {
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		if c.boxes[b.first.Namespace] != b {
-			return // all is closed
-		}
-		c.tracer.Forget(b.first.Namespace)
-		delete(c.boxes, b.first.Namespace)
-		b.space.Close()
-	}
 	defer b.end()
-	if c.tracer.Flush() != nil {
-		gone()
+	if c.tracer.Flush() == nil {
+		select {
+		case <-done:
+		case <-c.over:
+		case <-time.After(endTime): // what is left of it must not be taken for another's
+			c.work.Go(func() {
+				select {
+				case <-done:
+				case <-c.over:
+				}
+				c.remove(b)
+			})
+			return
+		}
+	}
+	c.remove(b)
+}
+
+// remove lets the number of a sandbox's pid namespace go, unless all is closed.
+func (c *Collector) remove(b *box) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.boxes[b.first.Namespace] != b {
 		return
 	}
-	select {
-	case <-done:
-		gone()
-	case <-time.After(endTime): // what is left of it must not be taken for another's
-		c.work.Go(func() {
-			select {
-			case <-done:
-			case <-c.over:
-			}
-			gone()
-		})
-	case <-c.over:
-		gone()
-	}
+	c.tracer.Forget(b.first.Namespace)
+	delete(c.boxes, b.first.Namespace)
+	b.space.Close()
 }
 
 func (c *Collector) find(namespace uint32) *box {

@@ -30,6 +30,19 @@ func (k *kept) Emit(r audit.Record) error {
 	return nil
 }
 
+// executions are the sandboxes of which executions with one argument are recorded, by that argument.
+func (k *kept) executions() map[string]berm.SandboxID {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	all := map[string]berm.SandboxID{}
+	for _, r := range k.all {
+		if p, ok := r.Data.(audit.Process); ok && len(p.Argv) == 2 && r.Type == audit.ProcExec {
+			all[p.Argv[1]] = r.Sandbox
+		}
+	}
+	return all
+}
+
 // run runs a script in a pid namespace whose processes are recorded.
 func run(t testing.TB, c *Collector, id berm.SandboxID, script string) {
 	t.Helper()
@@ -101,12 +114,7 @@ func TestNumberIsNotGivenToAnother(t *testing.T) {
 	if len(c.boxes) > 0 {
 		t.Errorf("%d are still followed", len(c.boxes))
 	}
-	told := map[string]berm.SandboxID{}
-	for _, r := range k.all {
-		if p, ok := r.Data.(audit.Process); ok && len(p.Argv) == 2 && r.Type == audit.ProcExec {
-			told[p.Argv[1]] = r.Sandbox
-		}
-	}
+	told := k.executions()
 	for _, id := range ids {
 		if told[string(id)] != id {
 			t.Errorf("what %s did is recorded of %q", id, told[string(id)])
@@ -138,14 +146,7 @@ func TestForgottenBeforeItIsRead(t *testing.T) {
 			t.Fatalf("%d are still followed", left)
 		}
 	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	told := map[string]berm.SandboxID{}
-	for _, r := range k.all {
-		if p, ok := r.Data.(audit.Process); ok && len(p.Argv) == 2 && r.Type == audit.ProcExec {
-			told[p.Argv[1]] = r.Sandbox
-		}
-	}
+	told := k.executions()
 	if told["i1"] != "i1" || told["i2"] != "i2" {
 		t.Errorf("%v", told)
 	}
